@@ -92,6 +92,23 @@ def test_rows_with_gaps_and_new_categories_are_predicted_like_all_others(story):
         assert (row["prediction"] == "yes") == (float(row["probability"]) > 0.5)
 
 
+def test_odd_rows_in_any_order_are_predicted_with_notes(story, capsys):
+    whole = {row["patient_id"]: row["decision"] for row in predicted(story, "new")}
+    rows = read_csv(story / "new.csv")[50:20:-7]
+    odd = [{"hospital": ""}, {"hospital": "H99"}, {"age": "old"}, {"admitted": "soon"}]
+    write_csv(story / "odd.csv", [*rows, *({**rows[0], **wrong} for wrong in odd)])
+    capsys.readouterr()
+    found = predicted(story, "odd")
+    for row in found[: len(rows)]:
+        assert float(row["decision"]) == pytest.approx(float(whole[row["patient_id"]]), abs=1e-5)
+    told = capsys.readouterr().err
+    assert [row["client"] for row in found[len(rows) :][:2]] == ["", "H99"]
+    assert all(row["prediction"] for row in found)
+    assert "1 row names no client: predicted by the shared model" in told
+    assert "does not know 1 client (H99)" in told
+    assert "'old' (line 9): read as gaps" in told and "'soon'" in told
+
+
 def test_a_gap_is_predicted_as_the_median_of_the_clients_training_rows(story):
     data = Plan.load(story / "without_indicators" / "plan.toml").data
     train, _ = replace(data, name=str(story / "moved.csv")).split()
@@ -155,6 +172,17 @@ def test_other_commands_take_the_flags_of_init(tmp_path, capsys):
     assert "--classes A,B; `coterie init FILE` proposes them" in capsys.readouterr().err
     assert main([*shown, *flags, "--classes", "no,yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["clients"] == 24
+
+
+def test_data_show_reads_by_a_plan(tmp_path, capsys):
+    table, plan = tmp_path / "t.csv", tmp_path / "plan.toml"
+    write_rows(table, 240, 0, labelled=True)
+    given = ["--client", "hospital", "--target", "died", "--yes", "--out", str(plan)]
+    assert main(["init", str(table), *given]) == 0
+    capsys.readouterr()
+    assert main(["data", "show", "--plan", str(plan), "--clients", "5", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["clients"], shown["rows"], shown["task"]) == (5, 50, "binary")
 
 
 def test_a_plan_is_not_overwritten_and_json_lists_everything(tmp_path, capsys):

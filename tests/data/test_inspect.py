@@ -223,3 +223,39 @@ def test_gaps_are_filled_for_numbers_and_levels_for_categories(table):
         written(path, {"x": lambda at: "" if at % 9 == 0 else "ab"[at % 2]}), client="h"
     )
     assert any(text == "gaps in x (11%): read as the level 'other'" for text in found.problems)
+
+
+def test_a_file_per_client(tmp_path):
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    for at in range(3):
+        written(folder / f"St. Mary {at}.csv", {"a": lambda at: at % 9}, size=40)
+    found = inspect(folder, target="y")
+    assert (found.source.client, found.clients, found.source.features) == ("file", 3, ("h", "a"))
+    data = load(folder, found.source)
+    assert (
+        data.names == tuple(f"St. Mary {at}" for at in range(3))
+        and data.counts.tolist() == [40] * 3
+    )
+    assert inspect(folder, client="h", target="y").source.features == ("a",)
+    with pytest.raises(DataError, match="can be the client only"):
+        inspect(folder, client="h", target="file")
+    with pytest.raises(DataError, match="--client-column file takes their names"):
+        load(folder)
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for at in range(3):
+        written(parts / f"part-{at:05}.csv", {"a": lambda at: at % 9}, size=40)
+    assert inspect(parts, target="y").source.client == "h"
+
+
+def test_partitioned_parquet_as_pandas_writes_it(tmp_path):
+    folder = tmp_path / "rows"
+    for at, name in enumerate(("A%2F1", "B")):
+        (folder / f"site={name}").mkdir(parents=True)
+        rows = {"a": [0.5, 1.5, 2.5] * 4, "y": [0, 1, at] * 4, "__index_level_0__": [*range(12)]}
+        parquet.write_table(pa.table(rows), folder / f"site={name}" / "0.parquet")
+    found = inspect(folder, client="site", target="y")
+    assert found.source.features == ("a",) and not found.left_out
+    data = load(folder, found.source)
+    assert data.names == ("A/1", "B") and data.counts.tolist() == [12, 12]

@@ -489,3 +489,20 @@ def test_a_value_that_is_no_date_is_named(tmp_path):
     path = write(tmp_path / "d.csv", "client,day,y\na,2020-01-01,1\na,yesterday,2\n")
     with pytest.raises(DataError, match=r"line 3.*'yesterday', expected a date"):
         load(path, Source(dates={"day": "2020-01-01"}))
+
+
+def test_a_title_over_the_table_is_left_out_and_names_lose_their_spaces(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("Report of 2024\nmade by hand\n\n client ; a b;y \nA;1,5;0\nB;2,5;1\n")
+    data = load(path, decimal_commas=("a b",))
+    assert data.names == ("A", "B") and data.features.flatten().tolist() == [1.5, 2.5]
+    assert "left out before the names of the columns: 3 lines" in data.notes
+    path.write_text("Report of 2024\n\nclient,a,y\nA,1,0\nB,x\n")
+    with pytest.raises(DataError, match="line 5: Expected 3 columns, got 2"):
+        load(path)
+
+
+def test_a_table_of_one_column_has_no_title(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('client\nA\n"B, C"\n"D, E"\n')
+    assert delimited.layout_of(path).names == ("client",) and delimited.layout_of(path).skipped == 0

@@ -265,7 +265,7 @@ def test_other_clients_do_not_add_up(budget, told, start, tmp_path, what):
 def test_a_population_may_be_declared_for_other_data_too(budget, told, start, tmp_path):
     start(tmp_path / "one", on(patients(tmp_path / "rows.csv"), population="clinics"))
     start(tmp_path / "two", on(patients(tmp_path / "new.parquet"), population="clinics"))
-    assert len(told) == 1 and "a population tells others apart" in told[0]
+    assert len(told) == 1 and "a population (--population) tells others apart" in told[0]
 
 
 def test_each_built_in_dataset_is_a_population(budget, told, start, tmp_path):

@@ -19,8 +19,8 @@ def add(commands: Commands) -> None:
         "show",
         "show clients, rows per client, features, classes (for the data's owner; not private)",
         "coterie data show exam.csv --client-column school --target score",
-        flags=JSON,
-        usual="--client-column --target --features --task --levels --missing --clients --json",
+        flags={"--plan FILE": "read as a plan does; flags override it", **JSON},
+        usual="--plan --client-column --target --features --task --missing --clients --json",
         action=_show,
     )
     add_source(show, positional=True)
@@ -28,8 +28,8 @@ def add(commands: Commands) -> None:
 
 def _show(arguments: argparse.Namespace) -> None:
     check_flags(arguments)
-    if arguments.data is None:
-        raise ValueError("no data: give NAME|FILE, for example districts")
+    if arguments.data is None and arguments.plan is None:
+        raise ValueError("no data: give NAME|FILE, for example districts, or --plan")
     from coterie.cli.flags import data_table
     from coterie.core.config import from_table
     from coterie.data.config import DataConfig

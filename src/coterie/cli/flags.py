@@ -156,8 +156,9 @@ def check_plan(arguments: argparse.Namespace) -> None:
 
 
 def data_table(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the plan's choice of data, as far as flags say it."""
-    table: dict[str, Any] = {}
+    """Return the plan's choice of data, as far as a plan and flags say it."""
+    given = getattr(arguments, "plan", None)
+    table: dict[str, Any] = {"data": read_toml(Path(given)).get("data", {})} if given else {}
     _lay_flags(table, arguments, "data.")
     return dict(table.get("data", {}))
 

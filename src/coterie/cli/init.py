@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from coterie.data.inspect import Look, Proposal, Wishes
 
 _MORE = """\
-It reads CSV, TSV, Parquet and folders of Parquet, without training anything. It prints all problems
+It reads CSV, TSV, Parquet and folders of these, without training anything. It prints all problems
 at once, proposes the client column, the target, levels of categories, value ranges, dates and how
 gaps are filled, and writes them to a commented plan. Levels, ranges and classes are read off the
 rows: by accepting them (--yes, or the last question) you declare that they are public knowledge.
@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
         action=init,
     )
     place: dict[str, Any] = {"nargs": "?", "default": argparse.SUPPRESS, "metavar": "FILE"}
-    parser.add_argument("file", help="csv, tsv, parquet, or a folder of parquet", **place)
+    parser.add_argument("file", help="csv, tsv, parquet, or a folder of these", **place)
     parser.add_argument("--data", dest="file", metavar="FILE", help="the same, as elsewhere")
 
 

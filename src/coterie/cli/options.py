@@ -370,7 +370,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
     for name in ("set", "grid", "option", "levels", "dates"):
         for text in given.get(name, ()):
             pair(text, f"--{name}")
-    if hasattr(arguments, "plan"):
+    if hasattr(arguments, "plan") and hasattr(arguments, "set"):
         check_plan(arguments)
 
 

@@ -55,7 +55,8 @@ class Source:
 
     Attributes:
         task: None takes it from the targets: real numbers are regression, whole numbers classes.
-        client: The column, or the array, with the client of each row.
+        client: The column, or the array, with the client of each row. "file" is the name of the
+            file that holds the row, without suffix, where no column is called so.
         target: The target; several are labels, or clients with `targets_are_clients`.
         split: A column of 0 (train) and 1 (test), used where the file has it.
         features: The columns to take; () is every other numeric column, in file order.

@@ -1,8 +1,9 @@
 """Files of delimited text: their encoding, the delimiter, the line of names, and where rows start.
 
 All of it is seen in the file itself: UTF-8, UTF-16 or Windows-1252 (which holds latin-1); commas,
-semicolons, tabs or bars; a first line "sep=;" as spreadsheets write it. Columns without a name, and
-names given twice, get one: "unnamed", "age (2)".
+semicolons, tabs or bars; a first line "sep=;" as spreadsheets write it; a title over the table.
+Names lose the spaces around them. Columns without a name, and names given twice, get one:
+"unnamed", "age (2)".
 """
 
 import codecs
@@ -25,6 +26,7 @@ BLOCK = 1 << 20
 """Bytes that are read at a time; no line may be longer."""
 ENDS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
 _DELIMITERS = (",", ";", "\t", "|")
+_TITLE = 20  # lines that a title may have
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _SEPARATOR = re.compile(r"sep=(.)[\r\n]*", re.IGNORECASE)
 _MARKS = (
@@ -98,14 +100,22 @@ def _layout(path: Path, changed: int, size: int) -> Layout:
         if (given := _SEPARATOR.fullmatch(head)) is not None:
             head, more = _first_line(file)
             skipped += 1 + more
+        title, head = _title(file, head, given[1] if given else "")
+        skipped += title
         delimiter = given[1] if given else _delimiter(head, path)
         lines = chain([head], iter(lambda: file.readline(BLOCK), ""))
         found = next(csv.reader(lines, delimiter=delimiter))  # a name may hold a line break
+    found = [name.strip() for name in found]
     names = _named(found)
-    return Layout(encoding, delimiter, names, skipped, tuple(_notes(encoding, found, names)))
+    notes = tuple(_notes(encoding, found, names, title and skipped))
+    return Layout(encoding, delimiter, names, skipped, notes)
 
 
-def _notes(encoding: str, given: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+def _notes(
+    encoding: str, given: Sequence[str], names: Sequence[str], skipped: int
+) -> Iterator[str]:
+    if skipped:
+        yield f"left out before the names of the columns: {skipped} line{'s' * (skipped > 1)}"
     if not encoding.startswith("utf-8"):
         yield f"the file is read as {encoding}: it is not UTF-8"
     for name, read in zip(given, names, strict=True):
@@ -160,6 +170,36 @@ def _first_line(file: TextIOWrapper) -> tuple[str, int]:
             "npz"
         )
     return line, before
+
+
+def _title(file: TextIOWrapper, head: str, delimiter: str) -> tuple[int, str]:
+    """Return how many lines come before the line of names, from a first line on, and that line.
+
+    A title has one cell, and the lines of a table have several: the first two lines in a row that
+    are cut as often are those of the table.
+    """
+    if _cells(head, delimiter) > 1:
+        return 0, head
+    lines = [head]
+    while len(lines) <= _TITLE and (line := file.readline(BLOCK)):
+        several = _cells(line, delimiter) > 1
+        if several and _cells(line, delimiter) == _cells(lines[-1], delimiter):
+            return len(lines) - 1, lines[-1]
+        lines.append(line)
+    return 0, _again(file, head)
+
+
+def _again(file: TextIOWrapper, head: str) -> str:
+    """Go back to the line after the first that is not blank, which is returned."""
+    file.seek(0)
+    while file.readline(BLOCK + 1) != head:
+        pass
+    return head
+
+
+def _cells(line: str, delimiter: str) -> int:
+    plain = _QUOTED.sub("", line)
+    return 1 + max(plain.count(sign) for sign in (delimiter or _DELIMITERS))
 
 
 def _delimiter(head: str, path: Path) -> str:

@@ -38,7 +38,7 @@ from coterie.data.cells import (
 from coterie.data.config import Source
 from coterie.data.federated import DataError
 from coterie.data.load import open_rows
-from coterie.data.tables import DATE_PARTS, feature_names, is_number, is_text
+from coterie.data.tables import DATE_PARTS, FILE, INDEX, feature_names, is_number, is_text
 
 READ_OFF = " read off the rows and accepted as public"
 """How a fact that was read off the rows ends."""
@@ -89,6 +89,7 @@ _CODED = re.compile(
     r"|dept|specialty|speciality|diagnosis)([\W_\d]|$)",
     re.IGNORECASE,
 )
+_PART = re.compile(r"(part|chunk|shard|data|train|test)[\W_]*\d+([\W_]of[\W_]\d+)?$")
 _ID = re.compile(
     r"(^|[\W_])(id|uid|uuid|guid|key|index|idx|nr|no|number|code)([\W_]|$)|[a-z]I[Dd]$"
 )
@@ -566,17 +567,22 @@ def inspect(given: Path | Any, **wishes: Any) -> Proposal:
 
 @dataclass(frozen=True)
 class Look:
-    """A table that was looked at: the facts of every column."""
+    """A table that was looked at: the facts of every column.
+
+    `files` states whether the column `file` has the name of the file of each row: it can be the
+    client, and nothing else.
+    """
 
     where: str
     rows: int
     columns: Mapping[str, Facts]
     notes: tuple[str, ...] = ()
+    files: bool = False
 
     def propose(self, wishes: Wishes) -> Proposal:
         """Return a proposal; problems do not stop it. Raise DataError for an unknown column."""
         self._check(wishes)
-        client = wishes.client or guess_client(self.columns, wishes.target)
+        client = wishes.client or guess_client(self.columns, wishes.target, files=self.files)
         target = wishes.target or guess_target(self.columns, client)
         guessed = tuple(
             f"the {what} column {name!r} is a guess: give another with --{what}"
@@ -606,14 +612,18 @@ class Look:
             for one, other in combinations(parts, 2)
             for name in sorted(parts[one] & parts[other])
         ]
+        if self.files and FILE in parts["target"] | parts["features"]:
+            wrong.append(f"column {FILE!r} is the name of each file: it can be the client only")
         if wrong:
             raise DataError(f"{self.where}: {'; '.join(wrong)}")
 
 
 def look(given: Path | Any) -> Look:
     """Read a table once and return the facts of its columns; raise DataError if it has no rows."""
-    file = open_rows(given)
-    columns = {name: Column(name) for name in file.names}
+    folder = isinstance(given, Path) and given.is_dir()
+    file = open_rows(given, Source(client=FILE) if folder else None)
+    files = folder and FILE not in open_rows(given).names
+    columns = {name: Column(name) for name in file.names if not name.startswith(INDEX)}
     for _, piece in file.batches(list(columns)):
         for name, column in columns.items():
             values = piece.columns[name]
@@ -628,11 +638,19 @@ def look(given: Path | Any) -> Look:
     commas = sum(c.commas > c.points for c in columns.values())
     points = sum(c.points > c.commas for c in columns.values())
     found = {name: facts_of(c, commas=commas > points) for name, c in columns.items()}
-    return Look(file.where, rows, found, file.notes)
+    if files and len(found[FILE].plain) < 2:
+        del found[FILE]
+        files = False
+    return Look(file.where, rows, found, file.notes, files)
 
 
-def guess_client(columns: Mapping[str, Facts], target: str | None) -> str | None:
-    """Return the column that most likely names the client of a row; None if there is none."""
+def guess_client(
+    columns: Mapping[str, Facts], target: str | None, *, files: bool = False
+) -> str | None:
+    """Return the column that most likely names the client of a row; None if there is none.
+
+    `files` states whether there is a column with the name of each row's file.
+    """
     usable = {
         name: column
         for name, column in columns.items()
@@ -642,6 +660,8 @@ def guess_client(columns: Mapping[str, Facts], target: str | None) -> str | None
         for name in usable:
             if word in name.lower().replace("_", " ").split() or name.lower().startswith(word):
                 return name
+    if files and FILE in usable and not all(_PART.search(name) for name in usable[FILE].plain):
+        return FILE
     grouped = {n: c for n, c in usable.items() if c.kind in ("category", "text", "mixed")}
     grouped = grouped or {n: c for n, c in usable.items() if c.kind == "number" and c.whole}
     return max(grouped, key=lambda name: len(grouped[name].plain)) if grouped else None
@@ -671,7 +691,8 @@ def _propose(seen: Look, wishes: Wishes) -> Proposal:
         name: _as_category(column) if name in wishes.categories else column
         for name, column in seen.columns.items()
     }
-    others = {n: c for n, c in columns.items() if n not in (client, target)}
+    taken = (client, target, *((FILE,) if seen.files else ()))
+    others = {n: c for n, c in columns.items() if n not in taken}
     split, others = _split(others)
     others = _wished(others, wishes.features)
     features, left_out = _features(others)
@@ -703,7 +724,8 @@ def _propose(seen: Look, wishes: Wishes) -> Proposal:
         )
     more, problems = _client_problems(columns, client)
     read = tuple(_read_facts(options, dates)) if target else ()
-    texts = {n: t for n, t in ((client, "client"), (target, text)) if n is not None}
+    owner = "client: the name of the file" if seen.files and client == FILE else "client"
+    texts = {n: t for n, t in ((client, owner), (target, text)) if n is not None}
     return Proposal(
         source=Source(**options, accepted=read),
         rows=seen.rows,

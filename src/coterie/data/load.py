@@ -51,6 +51,7 @@ from coterie.data.tables import (
     feature_names,
     open_columns,
     open_file,
+    partitions,
     plan_columns,
 )
 from coterie.data.text_images import PIXELS, Values
@@ -64,6 +65,7 @@ _SUPPORTED = (*TABLES, ".npz", ".mat", ".json", *HDF5, *SQLITE, ".arrow")
 _CELLS = (("X", "Y"), ("feature", "label"), ("x", "y"))
 _CSR = ("X_data", "X_indices", "X_indptr", "X_shape")
 _ROW = "\x00row"  # no column of a file is called so
+_MOST_UNREAD = 5  # cells that are no numbers or dates in a column, where they are most of it
 NOBODY = "(no client)"
 """The client of rows to be predicted that name none."""
 _MOST_ROWS = 1 << 24  # float32, the type of targets, holds row numbers exactly up to here
@@ -203,7 +205,7 @@ def _open_rows(path: Path, source: Source, clients: int | None) -> File | None:
         # a folder has the first format that it contains; a note lists other files
         formats = (PARQUET, HDF5) if any(path.rglob("*.json")) else (PARQUET, HDF5, DELIMITED)
         held = (ends for ends in formats if find_files(path, ends, source.splits).files)
-        kind = next(held, ())
+        kind = PARQUET if partitions(path) else next(held, ())
     else:
         kind = next((ends for ends in (TABLES, HDF5) if name.endswith(ends)), ())
     if kind:
@@ -712,7 +714,7 @@ def _unread_notes(table: Table, source: Source, unread: Unread, rows: int) -> It
         wanted = "declared levels" if name in source.levels else wanted
         text = f"column {name!r}: {len(cells)} of {rows} values are no {wanted}, such as "
         text += f"{cells[row][:40]!r} ({table.place(row)})"
-        if len(cells) > max(1, rows / 2):
+        if name not in source.levels and len(cells) > max(_MOST_UNREAD, rows / 2):
             raise DataError(f"{table.where}: {text}; write them as in training")
         yield f"{text}: read as gaps"
 

@@ -18,6 +18,7 @@ from datetime import date
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +54,10 @@ from coterie.data.text_images import (
 TABLES = (*ENDS, *PARQUET)
 DELIMITED = (".csv", ".tsv")
 """The files of a folder of delimited text."""
+FILE = "file"
+"""The column of the name of its file, for `Source.client`, where no column is called so."""
+INDEX = "__index_level_"
+"""How the column begins in which pandas stores an index without a name."""
 Names = Sequence[str] | range
 NONE: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 DATE_PARTS = ("year", "month", "weekday", "days")
@@ -456,17 +461,18 @@ def concatenate(
 
 
 def open_file(path: Path, source: Source) -> File:
-    """Open a table, or a folder of files with the same columns: Parquet, else delimited text."""
+    """Open a table, or a folder of files with the same columns: Parquet, else delimited text.
+
+    Folders called COLUMN=VALUE add a column, as partitioned Parquet has them.
+    """
     if path.is_dir():
-        parquets = find_files(path, PARQUET, source.splits)
-        found = parquets if parquets.files else find_files(path, DELIMITED, source.splits)
-        parts = [(split, open_file(file, source)) for file, split in found.files]
-        return concatenate(str(path), parts, source.split, found.notes)
+        return _open_folder(path, source)
     if path.name.lower().endswith(PARQUET):
-        return File(str(path), _header(path), partial(_parquet_pieces, path))
+        file = File(str(path), _header(path), partial(_parquet_pieces, path))
+        return _named_file(file, path, source)
     with reading(path):
         layout = layout_of(path)
-    return File(
+    file = File(
         str(path),
         layout.names,
         partial(_csv_pieces, path),
@@ -474,6 +480,49 @@ def open_file(path: Path, source: Source) -> File:
         notes=layout.notes,
         guessed=True,
     )
+    return _named_file(file, path, source)
+
+
+def _open_folder(path: Path, source: Source) -> File:
+    if folders := partitions(path):
+        opened = [
+            (None, _with_constant(open_file(folder, source), name, value))
+            for folder, name, value in folders
+        ]
+        return concatenate(str(path), opened, source.split)
+    parquets = find_files(path, PARQUET, source.splits)
+    found = parquets if parquets.files else find_files(path, DELIMITED, source.splits)
+    parts = [(split, open_file(file, source)) for file, split in found.files]
+    return concatenate(str(path), parts, source.split, found.notes)
+
+
+def partitions(folder: Path) -> list[tuple[Path, str, str]]:
+    """Return the folders inside that are called COLUMN=VALUE, with column and value."""
+    found = sorted(path for path in folder.iterdir() if "=" in path.name and path.is_dir())
+    cut = [(path, path.name.partition("=")) for path in found]
+    return [(path, unquote(name), unquote(value)) for path, (name, _, value) in cut]
+
+
+def _named_file(file: File, path: Path, source: Source) -> File:
+    """Return a file with its name, without suffix, as the client of its rows, where asked for."""
+    if source.client != FILE or FILE in file.names:
+        return file
+    ends = sorted((end for end in TABLES if path.name.lower().endswith(end)), key=len)
+    return _with_constant(file, FILE, path.name[: -len(ends[-1])] if ends else path.stem)
+
+
+def _with_constant(file: File, name: str, value: str) -> File:
+    """Return a file with another column, which has one value."""
+    if name in file.names:
+        raise DataError(f"{file.where}: column {name!r} is also a folder; rename one of them")
+
+    def pieces(columns: Sequence[str]) -> Iterator[Piece]:
+        wanted = [column for column in columns if column != name]
+        for piece in file.pieces(wanted or file.names[:1]):
+            constant = pa.repeat(value, piece.num_rows)
+            yield Piece({**piece.columns, name: constant}, piece.num_rows)
+
+    return replace(file, names=(name, *file.names), pieces=pieces)
 
 
 def _header(path: Path) -> tuple[str, ...]:
@@ -591,6 +640,9 @@ def _declared(file: File, source: Source) -> Source:
     return source
 
 
+_FILES = f"; where each client has a file, --client-column {FILE} takes their names"
+
+
 def _other_columns(file: File, source: Source) -> list[str]:
     """List the columns other than client, target and split."""
     taken = [*source.targets, *(() if source.targets_are_clients else (source.client,))]
@@ -601,10 +653,10 @@ def _other_columns(file: File, source: Source) -> list[str]:
                 f"{', '.join(file.names)}; "
                 f"{'name the columns in the first line, or ' if file.guessed else ''}set client "
                 "and target to those used (--client-column, --target); `coterie init FILE` "
-                "proposes both"
+                f"proposes both{_FILES if Path(file.where).is_dir() else ''}"
             )
     own = {*taken, source.client, source.split}
-    return [n for n in file.names if n not in own and not n.startswith("__index_level_")]
+    return [n for n in file.names if n not in own and not n.startswith(INDEX)]
 
 
 def _chosen(

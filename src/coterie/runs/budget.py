@@ -563,7 +563,9 @@ def _describe(before: Account, after: Account, group: Group, runs: Sequence[Spen
     )
     if set(names) == {Path(runs[0].data).name}:
         return text
-    return f"{text} Clients are known by their names: a population tells others apart."
+    return (
+        f"{text} Clients are known by their names: a population (--population) tells others apart."
+    )
 
 
 def _runs(count: int) -> str:

@@ -196,12 +196,18 @@ def _notes(
     yield from _gap_note(run_plan.data.source.missing, int((lost & ~strange).sum()))
     if not unknown:
         return
-    listed = ", ".join(name for name in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-    count = "1 client" if len(unknown) == 1 else f"{len(unknown)} clients"
     how = "predicted by the shared model"
     if (lost & strange).any():
         how = f"{int((lost & strange).sum())} rows without a prediction: there is no model for them"
-    yield f"the run does not know {count} ({listed}), {how}; coterie onboard makes their own models"
+    if nobody := int(data.counts[data.names.index(NOBODY)]) if NOBODY in unknown else 0:
+        yield f"{nobody} row{'s name' if nobody > 1 else ' names'} no client: {how}"
+    if named := [name for name in unknown if name != NOBODY]:
+        listed = ", ".join(named[:5]) + (", ..." if len(named) > 5 else "")
+        count = "1 client" if len(named) == 1 else f"{len(named)} clients"
+        yield (
+            f"the run does not know {count} ({listed}), {how}; coterie onboard makes their own "
+            "models"
+        )
 
 
 def _gap_note(missing: str, rows: int) -> Iterator[str]:
