@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.data.load import from_arrays
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.planning.plan import Plan, Privacy, Speed
+from coterie.privacy.billboard import absent_shares
+from coterie.privacy.entropy import client_entropy
+from coterie.privacy.noise import SharedNoise
 from coterie.privacy.sampling import Everyone, FixedSize, Poisson
 from coterie.solvers.sgd import SGD
 
@@ -162,3 +166,22 @@ def test_sparse_equals_dense():
         two = simulate(plan_of(method=method), dense)
         for name, leaf in one.models.leaves.items():
             torch.testing.assert_close(leaf, two.models.leaves[name], rtol=1e-4, atol=1e-5)
+
+
+def test_clients_that_are_not_drawn_add_their_shares_of_the_noise():
+    """Rows of zeros contribute zeros, so a release is the noise: that of all clients."""
+    rows = np.zeros((20, 2), np.float32)
+    data = from_arrays(rows, np.zeros(20), [f"c{i % 10}" for i in range(20)], task="regression")
+    plan = Plan(
+        method=PMTL(),
+        privacy=Privacy(noise_multiplier=2.0, noise=SharedNoise(minimum_clients=8, corrupt=2)),
+        sampler=Poisson(3),
+        rounds=1,
+        simulation_seed=7,
+    )
+    (post,) = simulate(plan, data).posts
+    shapes = {name: tuple(leaf.shape) for name, leaf in post.value.items()}
+    everyone, noise = torch.arange(10), client_entropy(7, 0)
+    expected = absent_shares(plan.mechanisms(10)[0], shapes, everyone, noise).total
+    for name, leaf in post.value.items():
+        assert torch.equal(leaf, expected[name]) and bool((leaf != 0).all())

@@ -393,7 +393,7 @@ def audit(
     started, how = time.perf_counter(), attack or Attack()
     plan = resolve(plan, data.spec)
     guarantee = plan.guarantee(data.spec.clients)
-    _check(plan, trials)
+    _check(plan, data.spec.clients, trials)
     canary = how.canary or find_canary(plan, data, how.others)
     shown = plan.shows_cohort(data.spec.clients)
     worlds = [how.split(place(data, one, how.others)) for one in (None, canary)]
@@ -447,7 +447,7 @@ def audit_one_run(
     plan = replace(resolve(plan, data.spec), simulation_seed=seed)
     guarantee, clients = plan.guarantee(data.spec.clients), data.spec.clients
     many = canaries or min(500, max(2, clients // 2))
-    _check(plan, 50)
+    _check(plan, data.spec.clients, 50)
     _check_one_run(plan, many, clients)
     truth = np.random.default_rng(seed).choice(np.array([-1, 1]), many)
     candidates = [Canary("random", scale, 8, seed) for scale in (0.1, *_SCALES)]
@@ -563,11 +563,16 @@ def _is_gaussian(plan: Plan, clients: int) -> bool:
     return all(event.gaussian_noise(relation) is not None for event in events)
 
 
-def _check(plan: Plan, trials: int) -> None:
+def _check(plan: Plan, clients: int, trials: int) -> None:
     if trials < 50:
         raise ValueError(f"trials = {trials}: expected at least 50 runs in each world")
     if plan.posts == 0 or not plan.private:
         raise ValueError(
             f"{plan.method.kind} at epsilon = {plan.privacy.epsilon}: there is no claim to audit; "
             "give a method that releases something, and a finite epsilon"
+        )
+    if any(one.in_shares for one in plan.mechanisms(clients)):
+        raise ValueError(
+            "noise in shares: a simulated sum has the noise of all clients, more than is claimed; "
+            "audit the same plan with noise = 'gaussian', which is the noise of the honest shares"
         )
