@@ -23,7 +23,6 @@ from coterie.deploy.processes import (
     LocalFederation,
     free_port,
     node_config,
-    pack_app,
 )
 
 pytestmark = pytest.mark.slow
@@ -175,15 +174,15 @@ def test_no_secret_is_in_any_log(federation, keys):
 
 
 def test_errors_say_what_is_there(federation):
-    with pytest.raises(ControlError, match=r"no such run|answered 404"):
+    with pytest.raises(ControlError, match=r"no such run|12345|404"):
         federation.run_status(12345)
     with pytest.raises(ValueError, match="not a Flower app"):
         federation.submit(federation.folder)
 
 
-def test_a_wrong_authority_is_refused_on_this_side_too(federation, keys):
-    misled = Control(federation.address, keys.parent / "other" / "ca.pem")
-    with pytest.raises(ControlError, match="cannot be reached"):
+def test_a_wrong_authority_is_refused_on_this_side_too(federation, keys, tmp_path):
+    misled = Control(federation.address, keys.parent / "other" / "ca.pem", tmp_path)
+    with pytest.raises(ControlError, match=r"unavailable|certificate"):
         misled.online()
 
 
@@ -199,10 +198,6 @@ def test_a_process_that_does_not_start_is_quoted_and_nothing_is_left(tmp_path, k
     ):
         raise AssertionError(never)
     assert "superlink.log" in str(caught.value)
-
-
-def test_packing_is_the_same_each_time(bare):
-    assert pack_app(bare) == pack_app(bare)
 
 
 @pytest.mark.parametrize("value", ['a"b', "a\\b", "a\nb"])

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from coterie.cli.main import main as command
 from coterie.deploy.keys import make_certificates
-from coterie.deploy.superlink import AccessControl, main
+from coterie.deploy.superlink import AccessControl, main, unguarded
 
 pytestmark = pytest.mark.full
 CONTROL = ("/v1/control/list-runs", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs")
@@ -214,3 +215,43 @@ def test_a_real_superlink_lets_strangers_to_fleet(link):
 def test_flowers_older_ports_stay_closed(link):
     _, _, log = link
     assert "gRPC" not in log.read_text()
+
+
+LISTENER = """
+import os, socket, sys, threading
+from coterie.deploy import superlink
+superlink.control_access(("127.0.0.1",))
+import uvicorn
+guarded, other = socket.socket(), socket.socket()
+guarded.bind(("127.0.0.1", 0))
+guarded.listen()
+uvicorn.Config(lambda *_: None, port=guarded.getsockname()[1])
+if sys.argv[1] == "other":
+    other.bind(("127.0.0.1", 0))
+    other.listen()
+threading.Event().wait(4)
+print("still here")
+"""
+
+
+@pytest.mark.parametrize("listens", ["guarded", "other"])
+def test_a_port_without_access_control_ends_the_process(listens):
+    """As a version of Flower would that serves in another way."""
+    pytest.importorskip("uvicorn")
+    done = subprocess.run(
+        [sys.executable, "-c", LISTENER, listens],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ("still here" in done.stdout) is (listens == "guarded"), done.stderr
+    assert ("without access control" in done.stderr) is (listens == "other")
+
+
+def test_connections_that_do_not_listen_are_no_matter():
+    def one(status, port):
+        return SimpleNamespace(status=status, laddr=SimpleNamespace(ip="0.0.0.0", port=port))
+
+    seen = [one("LISTEN", 9100), one("ESTABLISHED", 4000), one("LISTEN", 4001)]
+    assert unguarded(seen, {9100}) == ["0.0.0.0:4001"]

@@ -255,7 +255,7 @@ def _add_demo(inner: Commands) -> None:
         help="folder, replaced (default runs/federation)",
     )
     parser.add_argument("--epsilon", type=float, default=1.0, help="the budget (default 1)")
-    parser.add_argument("--rounds", type=int, default=8, help="number of rounds (default 8)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default 5)")
     parser.add_argument("--trust", **{**_SETTINGS["trust"], "default": "server"})
     parser.add_argument(
         "--limit",

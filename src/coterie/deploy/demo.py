@@ -35,7 +35,8 @@ SITES = ("north", "south", "east", "west")
 MARK = ".coterie-demo"
 """Marks the folder of a demo, which another demo may remove."""
 Report = Callable[[str], None]
-_SILENCE = 60.0
+_SILENCE, _POLL = 60.0, 30.0
+_ENDS = ("delivered", "failed", "interrupted")
 _UNCLAIMED = "token authentication failed"
 
 
@@ -49,7 +50,7 @@ class Demo:
 
     folder: Path
     epsilon: float = 1.0
-    rounds: int = 8
+    rounds: int = 5
     trust: Trust = "server"
     seed: int | None = None
     limit: float = 1200.0
@@ -160,24 +161,25 @@ def site_scores(folder: Path) -> dict[str, Any]:
 def _follow(federation: LocalFederation, number: int, run: Path, demo: Demo, report: Report) -> str:
     """Wait for a run and report its events; return its status."""
     seen, end, heard = 0, time.monotonic() + demo.limit, time.monotonic()
-    while True:
-        status = federation.run_status(number)
+    status, ask = "pending", time.monotonic() + _POLL
+    while not status.startswith("finished"):
         events = list(read_events(run / "log.jsonl"))
-        for event in events[seen:]:
-            if event["event"] in _LINES:
-                report(_LINES[event["event"]](event, demo))
+        if time.monotonic() > ask or any(one["event"] in _ENDS for one in events):
+            # A request takes a second or two of a core, which the run could use.
+            status, ask = federation.run_status(number), time.monotonic() + _POLL
+        for event in (one for one in events[seen:] if one["event"] in _LINES):
+            report(_LINES[event["event"]](event, demo))
         if len(events) > seen:
             seen, heard = len(events), time.monotonic()
         elif time.monotonic() - heard > _SILENCE:
             heard = time.monotonic()
             report(f"nothing for {_SILENCE:g} s: {cause(federation.folder)}")
-        if status.startswith("finished"):
-            return status
         if time.monotonic() > end:
             raise FederationError(
                 f"the run did not end within the limit and is {status}: {cause(federation.folder)}"
             )
         time.sleep(0.5)
+    return status
 
 
 def cause(folder: Path) -> str:

@@ -6,8 +6,8 @@ used: no strategy, no weights by row counts, no differential privacy of Flower's
 message has one envelope (`deploy.messages`); any other content is rejected before it is read.
 
 An app folder has plan.toml, federation.toml and the data hook; `coterie deploy init` writes it.
-Made for flwr 1.41 and 1.42 (Message API). This module imports torch only when a run starts, because
-Flower starts a new process of the ClientApp for every message.
+Made for flwr 1.41 and later (Message API). This module imports torch only when a run starts,
+because Flower starts a new process of the ClientApp for every message.
 """
 
 import time

@@ -13,24 +13,25 @@ Flower starts processes of its own, some in sessions of their own, and these sta
 them inherit the environment, so a variable in it (a *tag*) identifies a process and its
 descendants, even after their parents have ended. Processes are ended one by one, never by name.
 
-`Control` is Flower's Control API, as far as a federation needs it: the same requests as `flwr
-supernode register`, `flwr run` and `flwr ls`, from one process, because each start of that program
-takes a second or two.
+`Control` runs Flower's own command line (`flwr supernode register`, `flwr run`, `flwr list`), which
+is documented, and works with every version. Each command takes a second or two.
 """
 
 import contextlib
-import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 import uuid
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,9 @@ from typing import Any, Self
 
 import psutil
 
+from coterie.core.config import to_toml
+from coterie.core.files import write_atomically
+from coterie.deploy.starter import light_path
 from coterie.deploy.superlink import SWITCHES
 
 LINK = "superlink"
@@ -52,6 +56,10 @@ _ENVIRONMENT = {
 _ATTEMPTS = 3
 _GRACE = 6.0
 _PORT_TAKEN = "address already in use"
+_LINK_NAME = "here"
+_LONGEST_COMMAND = 300.0
+_POLL = 5.0
+_WRITING = threading.Lock()
 
 
 class FederationError(RuntimeError):
@@ -124,96 +132,82 @@ def guard(parent: int, tag: str, grace: float = _GRACE) -> None:
 
 @dataclass(frozen=True)
 class Control:
-    """The Control API of a SuperLink; `authority` (ca.pem) signed its certificate."""
+    """Flower's command line for a SuperLink; `authority` (ca.pem) signed its certificate.
+
+    `home` is the folder of Flower's own files (FLWR_HOME), where its configuration is written.
+    """
 
     address: str
     authority: Path
+    home: Path
 
     def register(self, public_key: Path, name: str) -> int:
         """Register a SuperNode by the file of its public key (OpenSSH); return its id."""
-        from cryptography.hazmat.primitives import serialization
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-
-        key = serialization.load_ssh_public_key(public_key.read_bytes()).public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        with self._open() as client:
-            return int(client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+        found = self._flwr("supernode", "register", str(public_key), _LINK_NAME, "--name", name)
+        return int(found["node-id"])
 
     def online(self) -> set[int]:
         """Return the ids of the SuperNodes that are online."""
-        from flwr.proto.control_pb2 import ListNodesRequest
-
-        with self._open() as client:
-            nodes = client.ListNodes(ListNodesRequest()).nodes_info
-        return {int(node.node_id) for node in nodes if node.status == "online"}
+        nodes = self._flwr("supernode", "list", _LINK_NAME)["nodes"]
+        return {int(node["node-id"]) for node in nodes if node["status"] == "online"}
 
     def submit(self, app: Path, config: Config) -> int:
-        """Pack an app and start a run of it, with run config of its own; return the run's id."""
-        from flwr.common.serde import fab_to_proto, user_config_to_proto
-        from flwr.proto.control_pb2 import StartRunRequest
-        from flwr.supercore.fab import Fab
-
-        content = pack_app(app)
-        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        request = StartRunRequest(
-            fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config))
-        )
-        with self._open() as client:
-            answer = client.StartRun(request)
-        if not answer.HasField("run_id"):
-            raise ControlError(f"{app}: the SuperLink did not start a run ({answer.note})")
-        return int(answer.run_id)
+        """Start a run of an app, with run config of its own; return the run's id."""
+        if not (app / "pyproject.toml").is_file():
+            raise ValueError(
+                f"{app}: not a Flower app (no pyproject.toml); use `coterie deploy init`"
+            )
+        own = ["--run-config", node_config(config)] if config else []
+        found = self._flwr("run", str(app), _LINK_NAME, *own)
+        if not found.get("run-id"):
+            raise ControlError(f"{app}: the SuperLink did not start a run ({found.get('note')})")
+        return int(found["run-id"])
 
     def status(self, run: int) -> str:
         """Return a run's status, such as "running" or "finished:completed"."""
-        from flwr.proto.control_pb2 import ListRunsRequest
-
-        with self._open() as client:
-            known = client.ListRuns(ListRunsRequest(run_id=run)).run_dict
-        if run not in known:
+        runs = self._flwr("list", _LINK_NAME, "--run-id", str(run))["runs"]
+        if not runs:
             raise ControlError(f"run {run}: the SuperLink has no such run")
-        status = known[run].status
-        return f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
+        return str(runs[0]["status"])
 
-    @contextmanager
-    def _open(self) -> Iterator[Any]:
-        import httpx
-        from flwr.supercore.control import ControlHttpClient
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
-        client = ControlHttpClient.from_server_address(
-            server_address=self.address,
-            insecure=False,
-            root_certificates=self.authority.read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        """Return what a command of Flower prints as JSON."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        link = {"address": self.address, "root-certificates": str(self.authority.resolve())}
+        text = to_toml({"superlink": {"default": _LINK_NAME, _LINK_NAME: link}})
+        with _WRITING:
+            write_atomically(self.home / "config.toml", text.encode())
+        environment = {**os.environ, **SWITCHES, "FLWR_HOME": str(self.home)}
         try:
-            yield client
-        except httpx.HTTPStatusError as error:
-            text = error.response.text[:300]
+            done = subprocess.run(
+                [_program("flwr"), *arguments, "--format", "json"],
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                timeout=_LONGEST_COMMAND,
+                check=False,
+            )
+            found = json.loads(done.stdout)
+        except subprocess.TimeoutExpired as error:
             raise ControlError(
-                f"the SuperLink at {self.address} answered {error.response.status_code}: {text}"
+                f"flwr {arguments[0]} at {self.address}: no answer in {_LONGEST_COMMAND:g} s"
             ) from error
-        except httpx.HTTPError as error:
-            raise ControlError(
-                f"the SuperLink at {self.address} cannot be reached ({error}); check that it runs, "
-                f"and that {self.authority} signed its certificate"
-            ) from error
-        finally:
-            client.close()
+        except ValueError as error:
+            why = done.stderr.decode(errors="replace").strip()[-300:]
+            raise ControlError(f"flwr {arguments[0]} at {self.address}: {why}") from error
+        if not isinstance(found, dict) or found.get("success") is False:
+            why = " ".join(str(found.get("error-message", found)).split())[-300:]
+            raise ControlError(f"flwr {arguments[0]} at {self.address}: {why}")
+        return found
 
 
-def pack_app(app: Path) -> bytes:
-    """Return an app, packed as Flower does."""
-    from flwr.cli.build import build_fab_from_disk
-
-    if not (app / "pyproject.toml").is_file():
-        raise ValueError(f"{app}: not a Flower app (no pyproject.toml); use `coterie deploy init`")
-    with warnings.catch_warnings():
-        # Flower uses a name that pathspec will drop.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return bytes(build_fab_from_disk(app))
+def _program(name: str) -> str:
+    """Return the path of a program of Flower, next to this interpreter or on the search path."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise FederationError(f"{name} is not installed: pip install 'coterie[flower]'")
+    return found
 
 
 class LocalFederation:
@@ -252,7 +246,7 @@ class LocalFederation:
     @property
     def control(self) -> Control:
         """The Control API of the SuperLink."""
-        return Control(self.address, self.keys / "ca.pem")
+        return Control(self.address, self.keys / "ca.pem", self.folder / "flower" / "flwr")
 
     def __enter__(self) -> Self:
         """Start all processes, and wait until they are ready."""
@@ -301,8 +295,8 @@ class LocalFederation:
         def ended() -> bool:
             return self.run_status(run).startswith("finished")
 
-        # A request takes the SuperLink some milliseconds, which the run could use.
-        self._wait(ended, LINK, f"run {run} to end", seconds, pause=0.5)
+        # A request takes a second or two of a core, which the run could use.
+        self._wait(ended, LINK, f"run {run} to end", seconds, pause=_POLL)
         return self.run_status(run)
 
     def is_running(self, name: str) -> bool:
@@ -320,6 +314,7 @@ class LocalFederation:
         home.mkdir(parents=True, exist_ok=True)
         usual = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
         path = os.pathsep.join([str(Path(sys.executable).parent), usual.get("PATH", "")])
+        path = light_path(self.folder / "bin", path)
         mine = {"PATH": path, "FLWR_HOME": str(home), TAG: self._tag(name)}
         return {**usual, **_ENVIRONMENT, **SWITCHES, **self._extra, **mine}
 
@@ -334,15 +329,18 @@ class LocalFederation:
         self._launch(LINK, [*command, "--port", port])
 
     def _answers(self) -> bool:
-        with contextlib.suppress(ControlError):
-            self.control.online()
-            return True
+        trusted = ssl.create_default_context(cafile=str(self.keys / "ca.pem"))
+        with contextlib.suppress(OSError):
+            url = f"https://{self.address}/health"
+            with urllib.request.urlopen(url, context=trusted, timeout=5) as answer:
+                return bool(answer.status < 500)
         return False
 
     def _start_nodes(self, names: Sequence[str]) -> None:
         """Start SuperNodes in parallel."""
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            list(pool.map(self._register, names))
         for name in names:
-            self._register(name)
             self._launch_node(name)
         for name in names:
             # It logs its id once the SuperLink has admitted it.

@@ -13,7 +13,7 @@ whatever its address, because a proxy on this machine would otherwise make every
 users of this machine have access: it must belong to the coordinator.
 
 Started as `python -m coterie.deploy.superlink [flower-superlink arguments]`, with telemetry, update
-checks and Flower's older gRPC ports off. Works with flwr 1.41 and 1.42, and refuses to start where
+checks and Flower's older gRPC ports off. Works with flwr 1.41 and 1.42, and ends where
 Flower does not serve in the expected way.
 """
 
@@ -21,10 +21,13 @@ import argparse
 import ipaddress
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from coterie.core.environment import go_offline, is_offline, telemetry_off
+from coterie.deploy.starter import program
 
 OPEN_PATHS = ("/v1/fleet/", "/health")
 THIS_MACHINE = ("127.0.0.1", "::1")
@@ -96,12 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.update(SWITCHES)
     for name in _OTHER_PORTS:
         os.environ.pop(name, None)
-    try:
-        from flwr.superlink.cli.flower_superlink import flower_superlink
-    except ImportError as error:
-        raise ValueError(
-            f"the SuperLink needs Flower ({error}): pip install 'coterie[flower]'"
-        ) from error
+    flower_superlink = program("flower-superlink")
     control_access((*THIS_MACHINE, *own, *arguments.control_from))
     sys.argv = ["flower-superlink", "--host", host, *insecure, *others]
     flower_superlink()
@@ -112,20 +110,47 @@ def control_access(control_from: Iterable[str]) -> None:
     """Apply access control to everything that uvicorn serves in this process.
 
     It patches the one constructor that every way of starting a server calls, so that no way of
-    starting one bypasses it.
+    starting one bypasses it. A port that listens all the same, in a version of Flower that serves
+    in another way, ends the process within a second or two.
     """
     import uvicorn
 
-    usual = uvicorn.Config.__init__
+    usual, guarded_ports = uvicorn.Config.__init__, set[int]()
     allowed = tuple(control_from)
 
     def guarded(self: Any, app: Any, **settings: Any) -> None:
         if isinstance(app, str) or not callable(app):
             raise ValueError(f"uvicorn was given {app!r}: expected an application")
+        guarded_ports.add(int(settings.get("port", 8000)))
         # Headers of a proxy must not change the peer of a connection.
         usual(self, AccessControl(app, allowed), **{**settings, "proxy_headers": False})
 
     uvicorn.Config.__init__ = guarded  # type: ignore[method-assign,assignment]
+    threading.Thread(target=_watch, args=(guarded_ports,), daemon=True).start()
+
+
+def _watch(guarded: Collection[int], pause: float = 1.0) -> None:
+    """End the process when it listens where there is no access control."""
+    import psutil
+
+    while True:
+        if found := unguarded(psutil.Process().net_connections("inet"), guarded):
+            sys.stderr.write(
+                f"coterie.deploy.superlink: this version of Flower listens on {found} without "
+                "access control, so the SuperLink ends; install flwr 1.41 or 1.42\n"
+            )
+            sys.stderr.flush()
+            os._exit(1)
+        time.sleep(pause)
+
+
+def unguarded(connections: Iterable[Any], guarded: Collection[int]) -> list[str]:
+    """Return where a process listens for others on ports without access control."""
+    return [
+        f"{one.laddr.ip}:{one.laddr.port}"
+        for one in connections
+        if one.status == "LISTEN" and one.laddr.port not in guarded
+    ]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ from scipy import optimize
 from coterie.verification.account import gaussian_epsilon
 
 FORMAT = "coterie certificate"
+ACCOUNT = "coterie account"
 FORMAT_VERSION = 2
 CERTIFICATE, FEDERATION = "guarantee.json", "federation.toml"
 _HASH = re.compile("[0-9a-f]{64}")
@@ -125,6 +126,8 @@ def read_certificate(folder: Path) -> dict[str, Any]:
             f"{folder} is a site's folder of a deployment, which has models and no ledger: check "
             "the coordinator's folder of the run, or its public files"
         )
+    if isinstance(found, dict) and found.get("format") == ACCOUNT:
+        return found
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise UnreadableError(
             f"{path} is not a certificate: expected format = {FORMAT!r}; run the plan again"

@@ -23,6 +23,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from coterie.verification import certificate as certificates
+from coterie.verification import foreign
 from coterie.verification.account import (
     Account,
     Choice,
@@ -185,11 +186,38 @@ def verify(folder: Path | str, key: bytes | None = None) -> Verdict:
     """
     folder = Path(folder)
     stated = certificates.read_certificate(folder)
+    if stated["format"] == foreign.FORMAT:
+        return _verify_account(folder, stated, key)
     wrong = certificates.faults(stated)
     first = _judge("certificate well-formed", wrong, "every field of its type, and no other field")
     signed, unchecked = _signature(folder / CERTIFICATE, key)
     rest = () if wrong else tuple(_Run(folder, stated).checks())
     return Verdict(str(folder), (first, *rest, *signed), (*UNCHECKED, *unchecked))
+
+
+def _verify_account(folder: Path, stated: Mapping[str, Any], key: bytes | None) -> Verdict:
+    """Check the account of a strategy of Flower."""
+    wrong = list(foreign.faults(stated))
+    first = _judge("certificate well-formed", wrong, "every field of its type, and no other field")
+    signed, unchecked = _signature(folder / CERTIFICATE, key)
+
+    def unaltered() -> Check:
+        altered = [] if foreign.is_sealed(stated) else ["its content has another hash"]
+        return _judge("certificate unaltered", altered, f"sha256 {stated['sha256'][:12]}...")
+
+    def epsilons() -> Iterator[Check]:
+        views = {**stated["views"], "epsilon": stated["epsilon"]}
+        return _compared("epsilon", views, lambda: foreign.recomputed(stated))
+
+    parts: dict[str, _Makes] = {
+        "certificate unaltered": unaltered,
+        "ledger": lambda: _judge(
+            "ledger", foreign.wrong_ledger(folder, stated), "every event charged"
+        ),
+        "epsilon": epsilons,
+    }
+    rest = () if wrong else tuple(_guarded(parts))
+    return Verdict(str(folder), (first, *rest, *signed), (*foreign.UNCHECKED, *unchecked))
 
 
 def _signature(path: Path, key: bytes | None) -> tuple[tuple[Check, ...], tuple[str, ...]]:

@@ -30,6 +30,7 @@ from tests.deploy.real.trials import (
     Attempt,
     Trial,
     json_lines,
+    packed,
     releases,
     same_models,
     site_models,
@@ -40,7 +41,7 @@ from coterie.cli.main import main
 from coterie.core.config import to_toml
 from coterie.deploy import processes
 from coterie.deploy.keys import load_private
-from coterie.deploy.processes import LocalFederation, pack_app
+from coterie.deploy.processes import LocalFederation
 from coterie.deploy.superlink import SWITCHES
 from coterie.privacy.sampling import Poisson
 
@@ -221,7 +222,7 @@ def _written(shown: Observed) -> Iterator[tuple[str, bytes]]:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 for name in archive.namelist():
                     yield f"{inner}:{name}", archive.read(name)
-    with zipfile.ZipFile(io.BytesIO(pack_app(shown.trial.app.folder))) as archive:
+    with zipfile.ZipFile(io.BytesIO(packed(shown.trial.app.folder))) as archive:
         for name in archive.namelist():
             yield f"the packed app: {name}", archive.read(name)
 

@@ -5,6 +5,9 @@ with it: the simulator, and sites that answer by a function call (`tests.deploy.
 """
 
 import json
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,6 +34,16 @@ from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.sampling import Everyone, Sampler
+
+
+def packed(app: Path) -> bytes:
+    """Return an app as Flower packs it to send it."""
+    with tempfile.TemporaryDirectory() as place:
+        command = [str(Path(sys.executable).parent / "flwr"), "build", "--app", str(app)]
+        subprocess.run(command, cwd=place, check=True, capture_output=True)
+        (found,) = Path(place).glob("*.fab")
+        return found.read_bytes()
+
 
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 """A SuperNode starts a ClientApp at once; it still looks for messages every 3 s alone."""

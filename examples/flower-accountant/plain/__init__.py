@@ -1,0 +1,1 @@
+"""A Flower app that keeps its own strategy."""
