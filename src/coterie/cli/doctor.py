@@ -127,19 +127,17 @@ def _devices() -> dict[str, Any]:
 
 def _folders() -> dict[str, Any]:
     """Return the cache of compiled solvers, and the free space for run folders."""
-    import numba
+    from coterie.core.kernels import is_shared, kernel_folder
 
-    from coterie import solvers
-
-    given = str(getattr(numba.config, "CACHE_DIR", ""))
-    cache = Path(given) if given else Path(str(solvers.__file__)).parent / "__pycache__"
+    cache = kernel_folder()
+    cache.mkdir(parents=True, exist_ok=True)
     free, here = shutil.disk_usage(".").free, writable(Path())
     problems = [] if here else ["this folder is not writable: give runs another --out"]
     if here and free < _LITTLE:
         problems.append(f"{free / 1e9:.1f} GB free on the disk of this folder: free some space")
     return {
         "numba_cache": str(cache),
-        "numba_cache_writable": writable(cache),
+        "numba_cache_writable": is_shared() and writable(cache),
         "free_bytes": free,
         "writable": here,
         "problems": problems,

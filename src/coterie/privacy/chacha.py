@@ -24,6 +24,8 @@ import numpy as np
 from numba import get_num_threads, njit
 from numpy.typing import NDArray
 
+from coterie.core.kernels import compiled
+
 Fun = TypeVar("Fun", bound=Callable[..., Any])
 
 MOST_NORMALS = 1 << 34
@@ -159,7 +161,7 @@ def check_keys(keys: NDArray[np.uint32], count: int) -> None:
 
 
 def _compiled(function: Fun) -> Fun:
-    return cast(Fun, njit(cache=True, nogil=True, error_model="numpy")(function))
+    return compiled(nogil=True, error_model="numpy")(function)
 
 
 def _inlined(function: Fun) -> Fun:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.core.cache import kept
 from coterie.core.files import write_atomically
 from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.guarantee import Guarantee, gdp_approximation
@@ -178,12 +180,19 @@ def script_json(value: Any) -> str:
 
 @lru_cache(maxsize=1)
 def bundle() -> str:
-    """Return the JavaScript of Vega, Vega-Lite and Vega-Embed as one script."""
+    """Return the JavaScript of Vega, Vega-Lite and Vega-Embed as one script.
+
+    It is kept in the cache: to put it together takes about as long as to draw all charts.
+    """
     import vl_convert
 
-    made = vl_convert.javascript_bundle(
-        "window.embedChart = vegaEmbed;", vl_version=_vegalite_version()
-    )
+    wanted = _vegalite_version()
+
+    def bundled() -> bytes:
+        made = vl_convert.javascript_bundle("window.embedChart = vegaEmbed;", vl_version=wanted)
+        return str(made).encode()
+
+    made = kept(f"vega-{wanted}-by-{version('vl-convert-python')}.js", bundled).decode()
     # In a script element these would end it, or change how it is parsed.
     made = re.sub(r"</(script)", r"<\\/\1", made, flags=re.IGNORECASE)
     # A closure of its own keeps the many short names of the bundle off the page.

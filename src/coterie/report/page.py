@@ -15,9 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined
 
 from coterie import __version__
+from coterie.core.cache import folder
 from coterie.core.files import write_atomically
 from coterie.evaluation import baselines, verdict
 from coterie.privacy import guarantee, selection
@@ -155,6 +156,7 @@ def environment() -> Environment:
     """Return the templates, compiled once, with what they call."""
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
+        bytecode_cache=_compiled_templates(),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -169,6 +171,19 @@ def environment() -> Environment:
     made.globals |= {"infinity": math.inf}
     made.globals |= {"exp": math.exp, "float": float, "zip": zip}
     return made
+
+
+def _compiled_templates() -> FileSystemBytecodeCache | None:
+    """Return where templates are kept compiled: to compile them takes longer than to fill them."""
+    place = folder()
+    if place is None:
+        return None
+    templates = place / f"templates-{__version__}-jinja-{version('jinja2')}"
+    try:
+        templates.mkdir(exist_ok=True)
+    except OSError:
+        return None
+    return FileSystemBytecodeCache(str(templates))
 
 
 def _tied(text: str) -> str:

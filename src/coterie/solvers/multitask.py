@@ -31,14 +31,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import prange
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.kernels import compiled
 from coterie.data.federated import Clients
 from coterie.solvers.ridge import check_binary, single_class
 
@@ -586,8 +587,7 @@ def _check_weights(**weights: float) -> None:
 
 def _compiled(function: F) -> F:
     fast = {"reassoc", "contract", "nsz"}
-    made = njit(cache=True, fastmath=fast, error_model="numpy", parallel=True)(function)
-    return cast(F, made)
+    return compiled(fastmath=fast, error_model="numpy", parallel=True)(function)
 
 
 @_compiled
@@ -628,7 +628,7 @@ def _logistic(
         losses[k] = total / n
 
 
-@njit(cache=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _best_bias(scores: Array, signs: Array, first: int, last: int, b: float) -> float:
     # Newton's method on the derivative by the bias, kept inside a bracket of its zero.
     low, high = -np.inf, np.inf

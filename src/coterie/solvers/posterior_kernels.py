@@ -32,11 +32,12 @@ One file holds all kernels because numba's cache does not see changes in other f
 # ruff: noqa: PLR0913, PLR0917 - kernels take flat arrays, one argument each
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from coterie.core.kernels import compiled
 
 Array = NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,12 +94,12 @@ class Found(NamedTuple):
 
 def inner(function: F) -> F:
     """Compile a function of one thread."""
-    return cast(F, njit(cache=True, error_model="numpy")(function))
+    return compiled(error_model="numpy")(function)
 
 
 def outer(function: F) -> F:
     """Compile the loop of a thread over its clients, without the interpreter lock."""
-    return cast(F, njit(cache=True, nogil=True, error_model="numpy")(function))
+    return compiled(nogil=True, error_model="numpy")(function)
 
 
 @inner

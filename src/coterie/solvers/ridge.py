@@ -26,6 +26,7 @@ from scipy import sparse
 from torch import Tensor
 from torch.nn.functional import pad
 
+from coterie.core.kernels import compiled
 from coterie.core.tree import Tree
 from coterie.data.federated import Clients
 
@@ -282,7 +283,7 @@ def _compiled(function: F) -> F:
     # Sums may be reordered and products fused, which vectorises them; NaN and infinity keep their
     # meaning.
     fast = {"reassoc", "contract", "nsz"}
-    return cast(F, numba.njit(cache=True, nogil=True, fastmath=fast, error_model="numpy")(function))
+    return compiled(nogil=True, fastmath=fast, error_model="numpy")(function)
 
 
 @_compiled

@@ -12,11 +12,12 @@ One file holds all kernels because numba's cache does not see changes in other f
 # ruff: noqa: PLR0913, PLR0917 - kernels take flat arrays, one argument each
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from coterie.core.kernels import compiled
 
 Array = NDArray[Any]
 # Flat rows: one dense (N, d) array of float32, or data, indices and indptr of CSR. The compiler
@@ -60,7 +61,7 @@ def _compiled(function: F) -> F:
     # Without the interpreter lock, so that threads share work. Sums may be reordered and products
     # fused, which vectorises them; NaN and infinity keep their meaning.
     fast = {"reassoc", "contract", "nsz"}
-    return cast(F, numba.njit(cache=True, nogil=True, fastmath=fast, error_model="numpy")(function))
+    return compiled(nogil=True, fastmath=fast, error_model="numpy")(function)
 
 
 @_compiled

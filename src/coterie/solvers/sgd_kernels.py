@@ -15,11 +15,13 @@ One file holds all of them because numba's cache does not see changes in other f
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
-from numba import get_num_threads, njit, prange, set_num_threads
+from numba import get_num_threads, prange, set_num_threads
 from numpy.typing import NDArray
+
+from coterie.core.kernels import compiled
 
 Array = NDArray[Any]
 Floats = NDArray[np.floating[Any]]
@@ -256,12 +258,11 @@ def _anchor(
 
 
 def _inner(function: F) -> F:
-    return cast(F, njit(cache=True, fastmath=_FAST, error_model="numpy")(function))
+    return compiled(fastmath=_FAST, error_model="numpy")(function)
 
 
 def _outer(function: F) -> F:
-    compiled = njit(cache=True, fastmath=_FAST, error_model="numpy", parallel=True)(function)
-    return cast(F, compiled)
+    return compiled(fastmath=_FAST, error_model="numpy", parallel=True)(function)
 
 
 @_inner

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import numba
 import numpy as np
@@ -33,6 +33,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.kernels import compiled
 from coterie.core.tree import Tree
 from coterie.data.federated import Clients, Task
 from coterie.solvers.posterior import Prior, posterior
@@ -54,11 +55,11 @@ SAME = 1e-9
 
 
 def _compiled(function: F) -> F:
-    return cast(F, numba.njit(parallel=True, cache=True)(function))
+    return compiled(parallel=True)(function)
 
 
 def _inline(function: F) -> F:
-    return cast(F, numba.njit(cache=True)(function))
+    return compiled()(function)
 
 
 @_inline
