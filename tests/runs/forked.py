@@ -10,12 +10,14 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -59,13 +61,14 @@ class Forks:
                 argv = [*map(str, arguments), "--out", f"{out}/run"]
                 assert self._ask({"ask": "warm", "argv": argv}) == 0
 
-    def start(self, *arguments, fault=None):
-        """Start `coterie ARGUMENTS`, perhaps with a fault; give the job."""
+    def start(self, *arguments, fault=None, environment=None):
+        """Start `coterie ARGUMENTS`, perhaps with a fault or more environment; give the job."""
         self._number += 1
         out, err = (self.place / f"{self._number}.{name}" for name in ("out", "err"))
         for path in (out, err):
             path.touch()  # a child may be killed before it opens them
         asked = {"ask": "start", "argv": [str(one) for one in arguments], "fault": fault}
+        asked["environment"] = environment or {}
         pid = self._ask({**asked, "out": str(out), "err": str(err), "here": os.getcwd()})
         return Job(pid, out, err, time.monotonic())
 
@@ -82,6 +85,25 @@ class Forks:
     def run(self, *arguments, fault=None):
         """Start a command and wait for it."""
         return self.finish(self.start(*arguments, fault=fault))
+
+    def share(self, size, *arguments, faults=()):
+        """Start a command shared by `size` processes, as torchrun does; give the jobs by rank.
+
+        `faults` are the faults of ranks, None for none.
+        """
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+        group |= {"LOCAL_WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
+        return [
+            self.start(
+                *arguments,
+                fault=fault,
+                environment={**group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank, fault in zip_longest(range(size), faults)
+        ]
 
     def close(self):
         """End the server."""
@@ -187,6 +209,7 @@ def _child(asked, main) -> None:
         mode = os.O_RDONLY if stream == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(path, mode), stream)
     os.chdir(asked["here"])
+    os.environ.update(asked["environment"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = 70
     try:
