@@ -12,7 +12,7 @@ import pytest
 
 from coterie.cli import main as command
 from coterie.core import environment
-from coterie.core.environment import TELEMETRY_OFF, is_offline, telemetry_off
+from coterie.core.environment import TELEMETRY_OFF, is_offline, let_threads_sleep, telemetry_off
 
 pytestmark = pytest.mark.full
 SMALL = "run --data synthetic --option clients=12 --option rows=8 --option features=3 --rounds 2"
@@ -149,6 +149,17 @@ def test_imports_and_runs_touch_no_socket_and_work_without_a_network(tmp_path):
     for name in ("plain", "tracked", "offline"):
         assert (tmp_path / name / "report.html").exists()
     assert (tmp_path / "mlruns").exists() and (tmp_path / "offline" / "tensorboard").exists()
+
+
+def test_idle_threads_sleep_unless_the_user_says_otherwise(monkeypatch):
+    for given, wanted in (
+        ({}, {"GOMP_SPINCOUNT": "2000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ):
+        monkeypatch.setattr(environment.os, "environ", dict(given))
+        let_threads_sleep()
+        assert os.environ == wanted
 
 
 def test_telemetry_of_dependencies_is_off_unless_the_user_says_otherwise(monkeypatch):

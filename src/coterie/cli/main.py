@@ -16,7 +16,7 @@ from typing import Any
 from coterie import __version__
 from coterie.cli.front import Front, Parser
 from coterie.cli.options import add_offline
-from coterie.core.environment import go_offline, is_offline, telemetry_off
+from coterie.core.environment import go_offline, is_offline, let_threads_sleep, telemetry_off
 from coterie.core.ranks import is_launched
 
 _MODULES = (
@@ -33,6 +33,7 @@ _ERRORS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
     telemetry_off()
+    let_threads_sleep()
     arguments = build_parser().parse_args(argv)
     if vars(arguments).pop("offline", False) or is_offline():
         go_offline()

@@ -1,7 +1,8 @@
 """The process environment: installed packages, no telemetry, and no network when asked.
 
 `import coterie` changes nothing in a process. The command line and the entry points of a
-deployment call `telemetry_off`; `--offline` calls `go_offline`.
+deployment call `telemetry_off`, the command line `let_threads_sleep`; `--offline` calls
+`go_offline`.
 
 Offline is an audit hook of Python (PEP 578): it sees every socket before it connects, resolves a
 name or sends, and raises `OfflineError` for addresses that are not local. A hook cannot be removed,
@@ -38,6 +39,21 @@ _SETTINGS = {
     "TRANSFORMERS_OFFLINE": "1",
     "WANDB_MODE": "offline",
 }
+
+
+_SPINS = "2000"
+"""Turns, a few microseconds, after which a thread of GNU OpenMP that has no work sleeps."""
+
+
+def let_threads_sleep() -> None:
+    """Let idle threads sleep, unless the environment already decides how they wait.
+
+    By default they spin for milliseconds after every small operation on tensors: half of the
+    processor time of a short run, and most of its duration where other programs want the cores.
+    Read when torch is loaded.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
 @cache

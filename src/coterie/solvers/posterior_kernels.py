@@ -93,8 +93,9 @@ class Found(NamedTuple):
 
 
 def inner(function: F) -> F:
-    """Compile a function of one thread."""
-    return compiled(error_model="numpy")(function)
+    """Compile a function of one thread, for other kernels only: Python cannot call it."""
+    alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # a seventh of the compilation
+    return compiled(error_model="numpy", **alone)(function)
 
 
 def outer(function: F) -> F:
@@ -137,8 +138,16 @@ def anywhere(std: Array) -> Array:
     """Return which columns have a positive variance in any output."""
     free = np.zeros(std.shape[1], np.bool_)
     for label in range(std.shape[0]):
-        free |= std[label] > 0
+        for column in range(std.shape[1]):
+            free[column] |= std[label, column] > 0
     return free
+
+
+@inner
+def copy(source: Array, target: Array, k: int) -> None:
+    """Copy the first k entries. (An assignment to a slice takes half a second to compile.)"""
+    for j in range(k):
+        target[j] = source[j]
 
 
 @inner
@@ -260,7 +269,8 @@ def write(
     A column that does not occur keeps its prior.
     """
     found.D[client, label] = 0.0
-    found.V[client, label] = np.where(prior.std[label] > 0, share, 1.0)
+    for column in range(prior.std.shape[1]):
+        found.V[client, label, column] = share if prior.std[label, column] > 0 else 1.0
     for j in range(k):
         if prior.std[label, columns[j]] > 0:
             found.D[client, label, columns[j]] = v[j] * np.sqrt(share)
@@ -321,7 +331,11 @@ def _add_row(B: Array, i: int, k: int, G: Array) -> None:
 @inner
 def outer_gram(B: Array, n: int, k: int, G: Array) -> None:
     """Write the upper triangle of B B' + I into G."""
-    gram(B[:n, :k].T.copy(), k, n, G)
+    turned = np.empty((k, n))
+    for i in range(n):
+        for j in range(k):
+            turned[j, i] = B[i, j]
+    gram(turned, k, n, G)
 
 
 @inner
@@ -371,7 +385,8 @@ def invert(U: Array, k: int) -> None:
 def _forward(U: Array, n: int, k: int, B: Array, S: Array, r: Array) -> None:
     # S = U'^-1 B and r <- U'^-1 r.
     for i in range(n):
-        S[i, :k] = B[i, :k]
+        for j in range(k):
+            S[i, j] = B[i, j]
         for c in range(i):
             share = U[c, i]
             for j in range(k):
@@ -387,30 +402,36 @@ def _forward(U: Array, n: int, k: int, B: Array, S: Array, r: Array) -> None:
 def _rotated_columns(B: Array, n: int, k: int, T: Array) -> None:
     # B V with orthogonal columns: G^-1 = V (1 + |column|^2)^-1 V'.
     W = np.zeros((k, n + k))
-    W[:, :n] = B[:n, :k].T
     for j in range(k):
+        for i in range(n):
+            W[j, i] = B[i, j]
         W[j, n + j] = 1.0
     _rotate(W, n)
     for c in range(k):
         size = 1.0
         for i in range(n):
             size += W[c, i] * W[c, i]
-        T[:k, c] = W[c, n:] * (1.0 / np.sqrt(size))
+        factor = 1.0 / np.sqrt(size)
+        for j in range(k):
+            T[j, c] = W[c, n + j] * factor
 
 
 @inner
 def _rotated_rows(B: Array, n: int, k: int, S: Array, r: Array) -> None:
     # Q'B with orthogonal rows: G^-1 = I - B'Q (1 + |row|^2)^-1 Q'B.
     W = np.empty((n, k + 1))
-    W[:, :k] = B[:n, :k]
-    W[:, k] = r[:n]
+    for i in range(n):
+        for j in range(k):
+            W[i, j] = B[i, j]
+        W[i, k] = r[i]
     _rotate(W, k)
     for i in range(n):
         size = 1.0
         for j in range(k):
             size += W[i, j] * W[i, j]
         factor = 1.0 / np.sqrt(size)
-        S[i, :k] = W[i, :k] * factor
+        for j in range(k):
+            S[i, j] = W[i, j] * factor
         r[i] = W[i, k] * factor
 
 
@@ -603,7 +624,8 @@ def _one_squares(
     B: Array, rest: Array, n: int, k: int, T: Array, S: Array, r: Array, v: Array, t: Array
 ) -> None:
     # The deviation into v and the variances into t, in units of the client's prior.
-    r[:n], v[:k] = rest[:n], 0.0
+    copy(rest, r, n)
+    v[:k] = 0.0
     root(B, n, k, T, S, r, True)
     rows = B if n >= k else S
     for i in range(n):
@@ -661,7 +683,7 @@ def _leave_out_squares(
     outer_gram(B, n, k, M)
     cholesky(M, n)
     invert(M, n)
-    r[:n] = rest[:n]
+    copy(rest, r, n)
     apply_root(M, n, r, u)
     diagonal(M, M, n, n, u)
     for i in range(n):
@@ -764,7 +786,7 @@ def _newton_logistic(n: int, k: int, work: Workspace) -> bool:
     now = _loss_logistic(eta, y, n)
     for _ in range(_STEPS):
         rounding = _gradient_logistic(n, k, work)
-        d[:k] = g[:k]
+        copy(g, d, k)
         root(work.B, n, k, work.T, work.S, work.over_rows[5], False)
         apply(work.T, work.S, n, k, d, work.over_columns[1])
         fall, size = dot(g, d, k), dot(v, v, k)
@@ -815,7 +837,7 @@ def _descend_logistic(
         if new + 0.5 * after <= base - 1e-4 * length * fall + slack:
             break
         length *= 0.5
-    eta[:n] = aside[:n]
+    copy(aside, eta, n)
     for j in range(k):
         v[j] -= length * d[j]
     return new
