@@ -145,7 +145,7 @@ def anywhere(std: Array) -> Array:
 
 @inner
 def copy(source: Array, target: Array, k: int) -> None:
-    """Copy the first k entries. (An assignment to a slice takes half a second to compile.)"""
+    """Copy the first k entries; an assignment to a slice takes half a second to compile."""
     for j in range(k):
         target[j] = source[j]
 
