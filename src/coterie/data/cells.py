@@ -6,6 +6,7 @@ function takes a column of text as an Arrow array, and none depends on other row
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from typing import Any
 
@@ -63,6 +64,10 @@ def read_numbers(
     unit after the number. `commas` is the reading of "1,234" as 1.234 and of "1.234" as 1234; what
     has one reading only is read alike.
     """
+    if not commas and not unit:
+        with suppress(pa.ArrowInvalid):  # plain numbers: nearly every column, in half the time
+            values = _numpy(pc.cast(text, pa.float64()))
+            return drop_numbers(values, gaps), np.zeros(len(values), dtype=np.bool_)
     text = trimmed(text)
     if unit:
         text = pc.replace_substring_regex(text, rf"(?i)(\d)\s*{re.escape(unit)}$", r"\1")
