@@ -1,9 +1,9 @@
 """Several processes share a run: equal releases, and weak and strong scaling on this machine.
 
-Runs `coterie run` alone and under torchrun with 1, 2 and 4 processes of one thread each, from one
-simulation seed, and compares `posts.npz` byte by byte. Strong scaling keeps the clients, weak scaling
-keeps the clients per process. Seconds are those of the rounds alone: of a long run less a short one,
-each by itself, so that imports and personalising cancel.
+Runs `coterie run` alone and under torchrun, with one thread per process, from one simulation seed,
+and compares `posts.npz` byte by byte. Strong scaling keeps the clients, weak scaling the clients
+per process. Seconds are those of the rounds alone: of a long run less a short one, so that imports
+and what comes after the last round cancel.
 
     python benchmarks/distributed.py [--clients 200] [--rounds 12] [--ranks 1 2] [--seeds 1]
 """
