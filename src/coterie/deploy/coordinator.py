@@ -36,7 +36,6 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -652,7 +651,7 @@ def run_coordinator(
         log = Log(folder / "log.jsonl")
         log.open()
         log.path.chmod(0o600)  # it has who answered
-        with _log_failure(log):
+        with log.until_end(reasons=True):
             done = finished_summary(folder)
             coordinator = Coordinator(
                 agreement=agreement,
@@ -699,20 +698,6 @@ def round_line(number: int, rounds: int, counts: RoundStatistics, *, hidden: boo
     trouble = ", ".join(f"{n} {name}" for name in _TROUBLE if (n := getattr(counts, name)))
     line = f"round {number} of {rounds}: {counts.answered} of {counts.asked} clients answered"
     return f"{line} (sites: {trouble})" if trouble else line
-
-
-@contextmanager
-def _log_failure(log: Log) -> Iterator[None]:
-    """Log the interrupt or error that ends a run early."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        log.note("interrupted", sync=True)
-        raise
-    except Exception as error:
-        with suppress(OSError):  # a full disk must not hide the error
-            log.note("failed", sync=True, kind=type(error).__name__, reason=str(error)[:500])
-        raise
 
 
 def _claim_federation(folder: Path, agreement: Agreement) -> None:

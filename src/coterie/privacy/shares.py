@@ -208,13 +208,7 @@ class GaussianShares(Mechanism):
 
     def summed(self) -> Central:
         """Return the central mechanism with the noise of all clients' shares."""
-        return self._scaled(math.sqrt(self.clients / self.honest_shares))
-
-    def of_message(self) -> Central:
-        """Return the central mechanism with the noise of one share."""
-        return self._scaled(1 / math.sqrt(self.honest_shares))
-
-    def _scaled(self, factor: float) -> Central:
+        factor = math.sqrt(self.clients / self.honest_shares)
         if isinstance(self.inner, Squares):
             inner = self.inner.inner
             assert isinstance(inner, GaussianSum)

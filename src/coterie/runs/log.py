@@ -4,7 +4,8 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,23 @@ class Log:
         """Log that a run is started or resumed."""
         self.note("resumed" if self.begun else "started", sync=True, versions=versions())
         self.begun = self.begun or _first(self.path.read_bytes())
+
+    @contextmanager
+    def until_end(self, *, reasons: bool = False) -> Iterator[None]:
+        """Log the interrupt or error that ends a run early.
+
+        `reasons` adds the text of an error: only where no error can quote rows.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.note("interrupted", sync=True)
+            raise
+        except Exception as error:
+            why = {"reason": str(error)[:500]} if reasons else {}
+            with suppress(OSError):  # a full disk must not hide the error
+                self.note("failed", sync=True, kind=type(error).__name__, **why)
+            raise
 
 
 class Logged:

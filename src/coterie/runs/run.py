@@ -4,7 +4,7 @@ import math
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -122,7 +122,9 @@ def execute(
             check_model(folder, plan.method.model, train.spec)
             check_personal(folder)
             spent = enter(folder)
-        with _logged(folder):
+        log = Log(folder / "log.jsonl")
+        log.open()
+        with log.until_end():
             return _train(plan, parts, folder, (observer, scoring), spent, started, ranks)
 
 
@@ -214,22 +216,6 @@ def _check(plan: Plan, data: Parts, *, begun: bool) -> None:
         plan.method.model.check_data(part)
     if held_out is not None and not begun:
         check_held_out(plan.method, held_out[0])
-
-
-@contextmanager
-def _logged(folder: Path) -> Iterator[None]:
-    """Log the start of a run, and its end if it is interrupted or fails."""
-    log = Log(folder / "log.jsonl")
-    log.open()
-    try:
-        yield
-    except KeyboardInterrupt:
-        log.note("interrupted", sync=True)
-        raise
-    except Exception as error:
-        with suppress(OSError):  # a full disk must not hide the error
-            log.note("failed", sync=True, kind=type(error).__name__)
-        raise
 
 
 def _set_clock(plan: Plan, clock: Stragglers, train: FederatedDataset) -> Plan:
