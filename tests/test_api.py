@@ -253,8 +253,9 @@ def test_a_simulation_leaves_nothing(tmp_path, monkeypatch, register):
         ("districts", {"target": "math4"}, r"options of files .* do not apply"),
         ("districts", {"name": "schools"}, "these data have a name"),
         (ct.plan(clients=9, parameters=3), {}, "this plan was made of numbers"),
-        ("districts", {"method": "pmlt"}, "kind = 'pmlt': expected one of"),
-        ({"a": [1]}, {}, "cannot load dict"),
+        ("districts", {"method": "pmlt"}, r"kind = 'pmlt' \(did you mean 'pmtl'\?\): expected one"),
+        ({"a": [1]}, {}, "cannot load dict; give a path, a frame of pandas, polars or pyarrow"),
+        (pa.table({"a": [1]}), {"clent": "a"}, r"no setting 'clent'; did you mean client\?"),
     ],
 )
 def test_wrong_calls_are_refused_in_a_line(given, settings, message, tmp_path, monkeypatch):

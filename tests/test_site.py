@@ -5,6 +5,7 @@ built are read again: whatever a browser would load by itself has to lie in the 
 link and anchor has to lead somewhere.
 """
 
+import importlib
 import json
 import os
 import re
@@ -201,3 +202,20 @@ def test_pages_fit_a_phone_in_both_schemes(built, window, scheme, name):
     window.open(built[0] / "index.html")
     ink = window.evaluate("getComputedStyle(document.querySelector('.picture text')).fill")
     assert (sum(map(int, re.findall(r"\d+", ink)[:3])) > 382) == (scheme == "dark"), ink
+
+
+@pytest.mark.parametrize("page", ["docs", "docs-accounting", "docs-notebook", "docs-plan"])
+def test_pictures_show_the_pages_in_both_schemes(built, window, monkeypatch, page):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    screenshot = importlib.import_module("screenshot")
+    for scheme, name in (("light", "default"), ("dark", "slate")):
+        screenshot.show(window, built[0] / screenshot.DOCS[page], scheme)
+        assert window.evaluate("document.body.dataset.mdColorScheme") == name
+        assert "coterie" in window.evaluate("document.title")
+
+
+def test_frames_of_notebooks_fit_a_phone(built, window):
+    window.resize(390, 800)
+    for path in (built[0] / "notebooks").glob("*.html"):
+        window.open(path)
+        assert window.evaluate("document.documentElement.scrollWidth") <= 390, path.name

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "repor
 import browser
 
 ROOT = Path(__file__).resolve().parent.parent
-DESKTOP, PHONE = (1200, 1000), (390, 844)
+DESKTOP, PHONE = (1280, 1000), (390, 844)
 VIEWS = {
     "desktop": (*DESKTOP, "light", False),
     "dark": (*DESKTOP, "dark", False),
@@ -46,7 +46,12 @@ FILES = {
     "statement": "report {1}/single --statement {0}",
 }
 """What makes each page that is a file of its own; {1} is the folder of all of them."""
-DOCS = {"docs": "index.html", "docs-plan": "plan/index.html"}
+DOCS = {
+    "docs": "index.html",
+    "docs-accounting": "concepts/accounting.html",
+    "docs-notebook": "notebooks/hospitals.html",
+    "docs-plan": "plan.html",
+}
 
 
 def main() -> int:
@@ -66,8 +71,8 @@ def main() -> int:
     if given.page is None or given.out is None:
         parser.error("give a page and a picture, or --all DIR")
     with browser.opened(given.page) as window:
-        window.prefer("dark" if given.dark else "light")
         window.resize(given.width, given.height, scale=given.scale)
+        show(window, given.page, "dark" if given.dark else "light")
         take(window, given.out, whole=given.whole)
         return complain(window, given.page)
 
@@ -78,8 +83,8 @@ def picture_all(out: Path) -> int:
     for name, page in pages(out):
         with browser.opened(page) as window:
             for view, (width, height, scheme, whole) in VIEWS.items():
-                window.prefer(scheme)
                 window.resize(width, height)
+                show(window, page, scheme)
                 take(window, out / f"{name}-{view}.png", whole=whole)
             failed |= complain(window, page)
         sys.stderr.write(f"{out / name}-*.png\n")
@@ -119,6 +124,16 @@ def run(command: list[str], more: dict[str, str]) -> None:
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def show(window: browser.Browser, page: Path, scheme: str) -> None:
+    """Open a page as a first visit: the documentation keeps the scheme of an earlier one."""
+    window.prefer(scheme)
+    window.open(page)
+    window.evaluate("localStorage.clear()")
+    window.open(page)
+    window.evaluate("document.querySelectorAll('img').forEach((one) => { one.loading = 'eager' })")
+    window.wait_for_charts()
 
 
 def take(window: browser.Browser, picture: Path, *, whole: bool) -> None:

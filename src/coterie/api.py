@@ -56,6 +56,7 @@ from coterie.tune import compare as comparing
 from coterie.tune import frontier
 from coterie.verification import Verdict
 from coterie.verification import verify as verify_folder
+from coterie.verification.signature import read_public
 
 _SECTIONS = {
     "": (Plan, {"method", "privacy", "data", "speed", "charged", "chosen", "simulation_seed"}),
@@ -130,6 +131,7 @@ def _plan_table(
 ) -> tuple[dict[str, Any], FederatedDataset | None]:
     """Return a plan's table with settings over it, and the data if it is in memory."""
     settings = {name: value for name, value in settings.items() if value is not None}
+    _check_names(settings)
     table, data = _table_of(given, settings)
     table.pop("charged", None)  # of the run that was chosen: another one is not
     for section in ("method", "privacy", "data"):
@@ -177,6 +179,14 @@ def _table_by_name(
     return table, data
 
 
+def _check_names(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a setting that does not exist, before any row is read."""
+    known = [*_PLACES, "method", "model", "cohort", "seed", "source", "name"]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"no setting {name!r}; {did_you_mean(name, known)}")
+
+
 def _lay(table: dict[str, Any], settings: dict[str, Any]) -> None:
     """Lay settings over a plan's table."""
     _lay_method(table, settings.pop("method", None), settings.pop("model", None))
@@ -188,9 +198,6 @@ def _lay(table: dict[str, Any], settings: dict[str, Any]) -> None:
         for name in _BUDGET:
             table["privacy"].pop(name, None)
     for name, value in settings.items():
-        if name not in _PLACES:
-            known = [*_PLACES, "method", "model", "cohort", "seed", "source", "name"]
-            raise ConfigError(f"no setting {name!r}; {did_you_mean(name, known)}")
         assign(table, _PLACES[name], to_table(value))
     if cohort is not None:
         table["sampler"] = {**table.get("sampler", {}), "cohort": cohort}
@@ -264,7 +271,8 @@ class Planned:
             return scoped(f"<p>{escape(self.answer.reason)}.</p>")
         lines = [self.advice.reason, *(f"  {remedy}" for remedy in self.advice.remedies)]
         answer = f'<p class="answer">Verdict: {escape(self.advice.verdict)}.</p>'
-        rows = [list(row.values()) for row in self.to_dict()["by_epsilon"]]
+        found = [list(row.values()) for row in self.to_dict()["by_epsilon"]]
+        rows = [[f"{row[0]:g}", *row[1:]] for row in found]
         return scoped(answer + sentences(lines) + (as_table(_HEADS, rows) if rows else ""))
 
 
@@ -633,12 +641,14 @@ def open_run(folder: str | Path, *, trust: bool = False) -> Run:
     return found
 
 
-def verify(run: Run | str | Path, *, key: bytes | None = None) -> Verdict:
+def verify(run: Run | str | Path, *, key: bytes | str | Path | None = None) -> Verdict:
     """Recompute the guarantee of a finished run with code of its own: `coterie verify`.
 
-    The verdict is true if every check holds. With a public key, the certificate has to be signed.
+    The verdict is true if every check holds. With a public key (its file, its 64 hexadecimal digits
+    or its bytes), the certificate has to be signed by it.
     """
-    return verify_folder(run.folder if isinstance(run, Run) else Path(run), key)
+    known = key if key is None or isinstance(key, bytes) else read_public(str(key))
+    return verify_folder(run.folder if isinstance(run, Run) else Path(run), known)
 
 
 # --- comparisons

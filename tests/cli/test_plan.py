@@ -46,7 +46,7 @@ def strict(text):
 
 def test_thirty_clients_are_told_to_learn_alone_and_what_would_help(told):
     out = told("--clients 30 --epsilon 1 --parameters 10")
-    assert out.startswith("Learn alone: with 30 clients, epsilon 1 supports models with up to 5.8")
+    assert out.startswith("Learn alone: with 30 clients, epsilon 1 supports models with up to 5 sh")
     for part in (
         "More clients: 40 for a small gain, 79 to join, at epsilon 1.",
         "A larger epsilon: 1.35 for a small gain",
@@ -247,6 +247,7 @@ def test_the_page_of_a_plan_is_a_report(told, tmp_path, clients, answer):
     assert ("What would help" in text) == bool(found["remedies"])
     assert found["delta"] == 1e-5 and "epsilon at delta 0.00001, against other clients" in text
     assert "It does not hold against the server" in text
+    assert f"in clipping norms: {found['error']['verdict']}" in text, "the card repeats the terminal"
     for row in found["by_epsilon"]:
         assert f"{row['epsilon']:g} {row['verdict']} {row['rounds']:,}" in text
     by_rounds, by_clients = drawn(parts).values()

@@ -207,6 +207,11 @@ def test_one_sentence_on_several_epsilons() -> None:
         "At every epsilon, joining helps: 70 to 75 % of 537 clients predict better than with local "
         "training."
     )
+    leaning = Headline(0.5, "pfeb", 0.3, 0.5, Verdict("unclear", 0.7, 0.3, 537, seeds=3))
+    assert over_epsilons([leaning, *found[1:]]) == (
+        "At epsilon 0.5, joining seems to help, but this may be chance; at epsilon 1 and 4, it "
+        "helps."
+    )
     assert over_epsilons([Headline(1.0, "a", 0.3, math.nan, None)]) == (
         "At every epsilon, it is not known whether joining helps."
     )

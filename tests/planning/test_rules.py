@@ -94,7 +94,7 @@ def test_thirty_clients_learn_alone_and_hear_what_would_help():
     assert "40 for a small gain, 79 to join, at epsilon 1" in told
     assert "epsilon: 1.35 for a small gain" in told and "at most 5 for a small gain" in told
     assert "Public features" in told and 'shared = "slice"' in told and "116" in told
-    assert "With 30 clients, epsilon 1 supports models with up to 5.8" in advice.reason
+    assert "With 30 clients, epsilon 1 supports models with up to 5 shared" in advice.reason
     assert "This model shares 10" in advice.reason
 
 

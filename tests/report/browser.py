@@ -142,7 +142,7 @@ class Browser:
     def open(self, page: Path) -> None:
         """Open a page from the disk and wait until it is loaded."""
         seen = len(self.events)
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=page.resolve(strict=True).as_uri())
         self.wait_for(
             "document.readyState === 'complete'",
             also=lambda: any(e["method"] == "Page.loadEventFired" for e in self.events[seen:]),

@@ -251,6 +251,9 @@ def crowded(folder, local):
     return folder
 
 
+CUT = "[...document.querySelectorAll('.scroll')].some((one) => one.scrollWidth > one.clientWidth)"
+
+
 @pytest.mark.full
 @pytest.mark.skipif(browser.find_browser() is None, reason="no chromium")
 def test_it_prints_on_one_page(run, tmp_path):
@@ -274,6 +277,7 @@ def test_it_prints_on_one_page(run, tmp_path):
             shown.resize(width, 800)
             shown.open(pages[1])
             assert shown.evaluate("document.documentElement.scrollWidth") <= width
+            assert not shown.evaluate(CUT), "a table that needs to be scrolled"
 
 
 # The registry. Keys, required keys and values of its public schema, as of July 2026.

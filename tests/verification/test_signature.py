@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+import coterie as ct
 from coterie.cli.main import main
 from coterie.data.config import DataConfig
 from coterie.methods.pmtl import PMTL
@@ -102,6 +103,16 @@ def test_what_a_forger_hashes_anew_the_signature_finds(made, run, changes):
         check.name for check in verify(run, key_of(made / "owner.pub")).checks
         if check.status == "FAILED"
     ]  # fmt: skip
+
+
+def test_python_takes_a_key_as_the_command_does(made, run):
+    """The file of a key, its digits and its bytes are one key; a private one is refused."""
+    public = made / "owner.pub"
+    for key in (public, str(public), key_of(public).hex(), key_of(public)):
+        assert ct.verify(run, key=key)
+    assert not ct.verify(run, key=made / "other.pub")
+    with pytest.raises(ValueError, match="a private key; give the public one"):
+        ct.verify(run, key=made / "owner")
 
 
 def key_of(path):

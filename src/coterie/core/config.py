@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from coterie.core.files import refuse_special
-from coterie.core.suggest import closest
+from coterie.core.suggest import closest, hint
 
 T = TypeVar("T")
 _CODE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")  # package.module:name
@@ -78,8 +78,9 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         names = choices()
         kind = values.pop("kind", None)
         if not isinstance(kind, str) or kind not in names:
+            near = hint(kind, names) if isinstance(kind, str) else ""
             raise ConfigError(
-                f"[{where}] kind = {kind!r}: expected one of {', '.join(sorted(names))}"
+                f"[{where}] kind = {kind!r}{near}: expected one of {', '.join(sorted(names))}"
             )
         target = names[kind]
     known = {

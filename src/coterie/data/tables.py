@@ -653,7 +653,8 @@ def _other_columns(file: File, source: Source) -> list[str]:
                 f"{', '.join(file.names)}; "
                 f"{'name the columns in the first line, or ' if file.guessed else ''}set client "
                 "and target to those used (--client-column, --target); `coterie init FILE` "
-                f"proposes both{_FILES if Path(file.where).is_dir() else ''}"
+                "proposes both, and so does ct.init in Python"
+                f"{_FILES if Path(file.where).is_dir() else ''}"
             )
     own = {*taken, source.client, source.split}
     return [n for n in file.names if n not in own and not n.startswith(INDEX)]
@@ -853,7 +854,8 @@ class _Reader:
                 raise fail(
                     int(np.flatnonzero(wrong)[0]),
                     f"the target {name!r}: found {found!r}, expected a number; correct it, or "
-                    "declare classes by name (--classes A,B; `coterie init FILE` proposes them)",
+                    "declare classes by name (--classes A,B; `coterie init FILE` proposes them, "
+                    "and so does ct.init in Python)",
                 )
             parts.append(values)
             real = real or _is_written_real(column, name, fail)

@@ -80,6 +80,11 @@ class Verdict:
         return "joining makes no clear difference"
 
     @property
+    def hedged(self) -> str:
+        """The claim without its numbers: what may be chance is called so."""
+        return f"{self.lead}, but this may be chance" if "seems" in self.lead else self.lead
+
+    @property
     def detail(self) -> str:
         """The numbers behind the claim, as a clause."""
         return self._detail(f" than with {self.baseline}")
@@ -190,7 +195,7 @@ def over_epsilons(headlines: Sequence[Headline]) -> str:
     """Return one sentence on several epsilons: at which of them joining helps, and how many."""
     by_lead: dict[str, list[Headline]] = {}
     for one in headlines:
-        lead = "it is not known whether joining helps" if one.verdict is None else one.verdict.lead
+        lead = "it is not known whether joining helps" if one.verdict is None else one.verdict.hedged
         by_lead.setdefault(lead, []).append(one)
     leads = {
         lead: f"{'joining' if number == 0 else 'it'} {lead.removeprefix('joining ')}"

@@ -513,8 +513,8 @@ def _other_rounds(facts: Facts, affordable: float, kept: float, rule: int) -> It
 
 
 def format_count(number: float) -> str:
-    """Return a count with as many digits as matter."""
-    return f"{math.floor(number):,}" if number >= 10 else f"{number:.2g}"
+    """Return a count, rounded down; below one, two digits."""
+    return f"{math.floor(number):,}" if number >= 1 else f"{number:.2g}"
 
 
 def describe_error(error: float) -> str:

@@ -1,6 +1,6 @@
 """The page and the pictures of a plan: whether joining should pay, and what it costs.
 
-Everything here is a function of public facts. No data is read, and torch is not loaded.
+Everything here is a function of public facts. Torch is not loaded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core.files import write_atomically
-from coterie.planning.advice import ERROR, Advice, Forecast, Points
+from coterie.planning.advice import ERROR, Advice, Forecast, Points, describe_error
 from coterie.report import charts, page
 from coterie.report.charts import GAIN, INK, LOSS, SOFT, Figure, altair, on, tooltip, x_of, y_of
 
@@ -51,7 +51,7 @@ def write_plan(shown: Shown, out: Path) -> Path:
         return picture(shown).save(out.with_suffix(out.suffix.lower()))
     drawn = list[Figure]()
     given = {"shown": shown, "drawn": drawn, "can_draw": True, "figures_of": figures_of(shown)}
-    given |= {"answers": ANSWERS, "clients": False, "error_wanted": f"{ERROR:g}"}
+    given |= {"answers": ANSWERS, "clients": False, "described": describe_error(shown.forecast.error)}
     written: Any = page.environment().get_template("plan.html.j2").make_module(given)
     found = [
         (key, menu, title, getattr(written, macro)())

@@ -15,7 +15,7 @@ from coterie.report.charts import Figure
 from coterie.report.read import FinishedRun
 
 _STYLE = """
-.coterie { max-width: 56rem; line-height: 1.5; }
+.coterie { max-width: 56rem; line-height: 1.5; overflow-x: auto; }
 .coterie h1 { font-size: 1rem; font-weight: 600; margin: .2rem 0; padding: 0; border: 0;
   opacity: .8; }
 .coterie .answer { font-size: 1.35rem; line-height: 1.3; font-weight: 650; margin: .3rem 0 .7rem; }

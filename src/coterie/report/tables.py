@@ -360,7 +360,7 @@ def clients_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | No
     titles = [_SHOWN[key.removeprefix(f"client_{of}_")] for key in keys]
     if any(entry.first.get("calibration_error") is not None for entry in entries):
         keys += ["calibration_error", "client_calibration_error"]
-        titles += ["calibration error", "client's own, mean"]
+        titles += ["calibration error", "client's own calibration error, mean"]
     rows = tuple(
         (entry.label, entry.epsilon_cell, *(with_local(entry.first, key) for key in keys))
         for entry in entries
@@ -372,7 +372,8 @@ def clients_table(entries: Sequence[Entry], *, worst: bool = True) -> Table | No
     if "calibration_error" in keys:
         notes.append(
             "Calibration error: the mean gap between the confidence of predictions and their "
-            "accuracy, over 15 bins of confidence. A client's own needs 20 test rows."
+            "accuracy, over 15 bins of confidence. A client's own needs 20 test "
+            "rows."
         )
     if left := max(int(entry.first.get("clients_without_test_rows") or 0) for entry in entries):
         notes.append(f"Left out: {_clients(left)} without test rows.")
