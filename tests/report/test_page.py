@@ -103,7 +103,7 @@ def test_guarantee_in_words_and_symbols(comparison: tuple[str, Checker, str]) ->
 
 def test_clients_see_what_joining_does(comparison: tuple[str, Checker, str]) -> None:
     text, _, _ = comparison
-    assert "These are averages over clients; no single client is promised a gain." in text
+    assert "Gains are averages over clients; no single client is promised a gain." in text
     assert "3 clients without test rows are not counted" in text
     assert "district 59" in text and "district 0 " not in text
     assert "median of 4 test rows" in text

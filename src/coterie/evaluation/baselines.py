@@ -40,7 +40,7 @@ DESCRIPTIONS = {
     "centralised": "one model trained on all rows in one place, without privacy",
     "mixed": "the method pfeb without noise, as if the budget had no limit",
 }
-PROMISE = "These are averages over clients; no single client is promised a gain."
+PROMISE = "Gains are averages over clients; no single client is promised a gain."
 """Printed with every comparison with baselines."""
 
 
