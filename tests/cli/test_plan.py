@@ -247,7 +247,9 @@ def test_the_page_of_a_plan_is_a_report(told, tmp_path, clients, answer):
     assert ("What would help" in text) == bool(found["remedies"])
     assert found["delta"] == 1e-5 and "epsilon at delta 0.00001, against other clients" in text
     assert "It does not hold against the server" in text
-    assert f"in clipping norms: {found['error']['verdict']}" in text, "the card repeats the terminal"
+    assert f"in clipping norms: {found['error']['verdict']}" in text, (
+        "the card repeats the terminal"
+    )
     for row in found["by_epsilon"]:
         assert f"{row['epsilon']:g} {row['verdict']} {row['rounds']:,}" in text
     by_rounds, by_clients = drawn(parts).values()

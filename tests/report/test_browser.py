@@ -419,7 +419,8 @@ def test_rounds_are_counted_in_whole_numbers(folder: Path) -> None:
 def test_the_list_narrows_to_what_is_typed(window: Any, width: int) -> None:
     window.resize(width, 900)
     rows = "[...document.querySelectorAll('#clients-pmtl-epsilon-1 tbody tr')]"
-    rows += ".filter((r) => getComputedStyle(r).display !== 'none').map((r) => r.cells[0].textContent)"
+    rows += ".filter((r) => getComputedStyle(r).display !== 'none')"
+    rows += ".map((r) => r.cells[0].textContent)"
     typed = """(() => { const box = document.querySelector('[data-of="clients-pmtl-epsilon-1"]');
       box.value = %r; box.dispatchEvent(new Event('input')); })()"""
     assert len(window.evaluate(rows)) == 60

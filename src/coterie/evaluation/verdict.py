@@ -195,7 +195,9 @@ def over_epsilons(headlines: Sequence[Headline]) -> str:
     """Return one sentence on several epsilons: at which of them joining helps, and how many."""
     by_lead: dict[str, list[Headline]] = {}
     for one in headlines:
-        lead = "it is not known whether joining helps" if one.verdict is None else one.verdict.hedged
+        lead = (
+            "it is not known whether joining helps" if one.verdict is None else one.verdict.hedged
+        )
         by_lead.setdefault(lead, []).append(one)
     leads = {
         lead: f"{'joining' if number == 0 else 'it'} {lead.removeprefix('joining ')}"

@@ -51,7 +51,11 @@ def write_plan(shown: Shown, out: Path) -> Path:
         return picture(shown).save(out.with_suffix(out.suffix.lower()))
     drawn = list[Figure]()
     given = {"shown": shown, "drawn": drawn, "can_draw": True, "figures_of": figures_of(shown)}
-    given |= {"answers": ANSWERS, "clients": False, "described": describe_error(shown.forecast.error)}
+    given |= {
+        "answers": ANSWERS,
+        "clients": False,
+        "described": describe_error(shown.forecast.error),
+    }
     written: Any = page.environment().get_template("plan.html.j2").make_module(given)
     found = [
         (key, menu, title, getattr(written, macro)())
