@@ -53,8 +53,8 @@ def refusal(given: Any) -> DataError:
             "load it without streaming=True, or save it and give the folder"
         )
     return DataError(
-        f"cannot load {type(given).__name__}; give a path, a frame of pandas, polars or pyarrow, or "
-        "a dataset of the package datasets; for arrays use from_arrays"
+        f"cannot load {type(given).__name__}; give a path, a frame of pandas, polars or pyarrow, "
+        "or a dataset of the package datasets; for arrays use from_arrays"
     )
 
 
