@@ -10,10 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from onnxruntime import InferenceSession
 
 from coterie.cli.main import main
 from coterie.data.inspect import READ_OFF
 from coterie.planning.plan import Plan
+from coterie.serve.export import load_client
+from coterie.serve.predict import program_rows
 
 HOSPITALS = 24
 
@@ -149,6 +153,26 @@ def test_an_exported_model_fills_gaps_and_predicts_as_the_run_does(story):
     np.testing.assert_allclose(
         [float(row["decision"]) for row in exported], [float(v) for v in by_run], rtol=1e-6
     )
+
+
+def test_programs_of_torch_and_onnx_predict_as_the_run_does(story):
+    rows = [row for row in read_csv(story / "new.csv") if row["hospital"] == "H02"]
+    rows += [{**rows[0], "age": "", "ward": "", "admitted": ""}]
+    write_csv(story / "programs.csv", rows)
+    wanted = [float(row["decision"]) for row in predicted(story, "programs")]
+    given = ["export", str(story / "run"), "--client", "H02", "--out"]
+    for name, kind in (("H02.st", "safetensors"), ("H02.pt2", "torch"), ("H02.onnx", "onnx")):
+        assert main([*given, str(story / name), "--format", kind]) == 0
+    features = program_rows(story / "programs.csv", load_client(story / "H02.st"))
+    outputs = torch.export.load(story / "H02.pt2").module()(features)
+    np.testing.assert_allclose(outputs.numpy(), wanted, atol=1e-5)
+    columns = {
+        "age": np.array([float(row["age"] or "nan") for row in rows])[:, None],
+        "ward": np.array([row["ward"] for row in rows], dtype=object)[:, None],
+        "admitted": np.array([row["admitted"] for row in rows], dtype=object)[:, None],
+    }
+    found = InferenceSession(story / "H02.onnx").run(["outputs"], columns)[0]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_nothing_is_written_without_consent_or_with_a_problem(tmp_path, capsys):

@@ -12,7 +12,8 @@ from coterie.cli.main import main
 REFUSED = {
     "data show nowhere.csv": "nowhere.csv: no such file, and no dataset of that name",
     "data show distrcts": "did you mean districts?",
-    "run --data nowhere.csv": "expected a file, or one of ",
+    "run --data nowhere.csv": "no dataset of that name; check the path",
+    "run --data nowhere": "expected a file, or one of ",
     "run --epsilon 1": "no data: give --data NAME|FILE",
     "run --data rows.cvs": "no dataset of that name; did you mean rows.csv?",
     "run rows.csv": "unknown argument 'rows.csv': did you mean --data rows.csv?",

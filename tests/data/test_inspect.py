@@ -259,3 +259,10 @@ def test_partitioned_parquet_as_pandas_writes_it(tmp_path):
     assert found.source.features == ("a",) and not found.left_out
     data = load(folder, found.source)
     assert data.names == ("A/1", "B") and data.counts.tolist() == [12, 12]
+
+
+def test_dates_in_other_languages_are_left_out_with_the_remedy(tmp_path):
+    months = ("janv.", "févr.", "août", "déc.")
+    dates = {"d": lambda at: f"{1 + at % 28} {months[at % 4]} {2000 + at % 20}"}
+    found = inspect(written(tmp_path / "t.csv", dates), client="h", target="y")
+    assert any("'1 janv. 2000': write dates as 2024-01-31" in text for text in found.problems)

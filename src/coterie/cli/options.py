@@ -383,6 +383,8 @@ def check_data(data: str) -> None:
     near = closest(path.stem, here) if path.suffix else None
     if near is not None:
         meant = f"did you mean {here[near]}?"
+    elif path.suffix or len(path.parts) > 1:
+        meant = "check the path"
     else:
         meant = did_you_mean(data, known, "a file, or one of ")
     raise ValueError(f"{data}: no such file, and no dataset of that name; {meant}")

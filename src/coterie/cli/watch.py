@@ -12,6 +12,7 @@ from numba.core.event import Listener, register, unregister
 
 from coterie.cli.options import progress_bar
 from coterie.data.federated import FederatedDataset
+from coterie.data.inspect import READ_OFF
 from coterie.data.scaling import scaling_hint
 from coterie.engine.simulate import Observer, Progress, set_clock
 from coterie.evaluation.baselines import TITLES
@@ -180,7 +181,10 @@ def _hints(plan: Plan, data: FederatedDataset) -> Iterator[str]:
     """Yield hints for the data's owner, before anything is spent."""
     if (scaled := scaling_hint(data)) is not None:
         yield scaled
-    yield from (f"{data.title}: {note}" for note in data.assumed)
+    read = [note.removesuffix(READ_OFF) for note in data.assumed if note.endswith(READ_OFF)]
+    if read:
+        yield f"{data.title}: assumed to be public, and read off the rows: {'; '.join(read)}"
+    yield from (f"{data.title}: {note}" for note in data.assumed if not note.endswith(READ_OFF))
     yield from plan.method.notes(data=data).data
     yield from plan.method.notes(private=plan.private).caveats
     if plan.stragglers is not None:

@@ -90,6 +90,7 @@ _CODED = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(r"(part|chunk|shard|data|train|test)[\W_]*\d+([\W_]of[\W_]\d+)?$")
+_WRITTEN_DATE = re.compile(r"\b\d{1,2}\D{1,3}[^\W\d]{3,}\D{1,3}\d{4}\b")
 _ID = re.compile(
     r"(^|[\W_])(id|uid|uuid|guid|key|index|idx|nr|no|number|code)([\W_]|$)|[a-z]I[Dd]$"
 )
@@ -979,15 +980,23 @@ def _problems(
     yield from _gap_problems(used, target)
     yield from _code_problems(used)
     for name, reason in left_out.items():
-        odd = columns[name].odd
-        more = f", such as {odd!r}: remove units and marks" if columns[name].kind == "mixed" else ""
-        yield f"column {name!r} is left out: {reason}{more}"
+        yield f"column {name!r} is left out: {reason}{_remedy(columns[name])}"
     for column in used:
         yield from _column_problems(column)
     if options["decimal_commas"]:
         yield f"numbers are read with a decimal comma in {', '.join(options['decimal_commas'])}"
     for name, unit in options["units"].items():
         yield f"column {name!r}: numbers are read without the unit {unit!r}"
+
+
+def _remedy(column: Facts) -> str:
+    """Return an example of what is in the way, and what helps; "" for most columns."""
+    if column.kind == "mixed":
+        return f", such as {column.odd!r}: remove units and marks"
+    first = next(iter(column.values), "")
+    if column.kind == "text" and _WRITTEN_DATE.search(first):
+        return f", such as {first[:40]!r}: write dates as 2024-01-31"
+    return ""
 
 
 def _target_problems(target: Facts, options: Mapping[str, Any]) -> Iterator[str]:

@@ -823,9 +823,7 @@ def _numbered(file: File, source: Source, options: _Unlabelled) -> File:
             yield Piece({**piece.columns, **made}, rows)
             first += rows
 
-    known = {_plain_name(name): name for name in options.known}
-    if len(known) < len(options.known):  # 1 and 01 are two clients
-        known = {}
+    known = _by_number(options.known)
     clients = file.clients if client is None else ()
     return replace(file, names=names, pieces=pieces, clients=clients, labels={})
 
@@ -842,6 +840,21 @@ def _as_known(column: pa.Array, source: Source, known: Mapping[str, str]) -> pa.
     names = coded.dictionary.to_pylist()
     spelled = [known.get(_plain_name(name), name) for name in names]
     return pa.array(spelled, pa.string()).take(coded.indices)
+
+
+def written_as(name: str, known: Sequence[str]) -> str:
+    """Return the known client whose number is written otherwise, else the name itself.
+
+    >>> written_as("7", ["007", "008"]), written_as("9", ["007", "008"])
+    ('007', '9')
+    """
+    return name if name in known else _by_number(known).get(_plain_name(name), name)
+
+
+def _by_number(known: Sequence[str]) -> dict[str, str]:
+    """Return clients by their plain names; {} where two have the same, as 1 and 01."""
+    found = {_plain_name(name): name for name in known}
+    return found if len(found) == len(known) else {}
 
 
 def _plain_name(name: str) -> str:

@@ -405,11 +405,12 @@ def metadata(model: ClientModel) -> dict[str, str]:
     }
 
 
-def load_client(path: Path, *, trust: bool = False) -> ClientModel:
+def load_client(path: str | Path, *, trust: bool = False) -> ClientModel:
     """Read an exported safetensors model; `trust` imports and runs a module that it names.
 
     Raises ValueError if it is another kind of file, is damaged, or names code without `trust`.
     """
+    path = Path(path)
     refuse_special(path)
     try:
         with safe_open(path, framework="pt") as file:

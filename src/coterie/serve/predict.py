@@ -25,7 +25,7 @@ from coterie.data.config import DAMAGED, DataConfig
 from coterie.data.datasets import NAMES
 from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.frames import FRAME
-from coterie.data.load import NOBODY, Unlabelled, load_unlabelled
+from coterie.data.load import NOBODY, Unlabelled, load_unlabelled, written_as
 from coterie.data.scaling import fill_by, scale_by
 from coterie.data.tables import target_constants
 from coterie.engine.models import client_model, client_names, stacked_models
@@ -128,6 +128,7 @@ def predict_run(
     with explain_damage(folder):
         run_plan, info = read_info(folder, trust=trust)
         known = all_clients(folder)
+        client = None if client is None else written_as(client, known)
         rows = _read(given, info, client, run_plan, column=client_column, known=known)
         unknown = tuple(name for name in rows.data.names if name not in set(known))
         if unknown and (unknown_clients == "refuse" or client is not None):
@@ -179,6 +180,21 @@ def predict_model(
         found = torch.from_numpy(std_by(data, model.variance[None]))
     lost = _gap_note(info.source.missing, int(_lost(data, outputs).sum()))
     return Predictions(info, rows, outputs, found, notes=(*rows.notes, *lost))
+
+
+def program_rows(given: Any, model: ClientModel) -> Tensor:
+    """Return rows as an exported torch program takes them, (rows, features) in the file's order.
+
+    Tensors hold neither text nor dates: levels are 0/1 columns, dates four numbers, and gaps NaN.
+    The program scales them and fills the gaps.
+    """
+    source = model.info.source
+    raw = replace(source, ranges={}, center={}, scale={}, clip=None, unit_rows=False)
+    if source.fills:
+        raw = replace(raw, fill={}, missing="client-median")
+    rows = _read(given, replace(model.info, source=raw), model.client, None, column=None)
+    back = np.argsort(rows.order, kind="stable")
+    return rows.data.features[torch.from_numpy(back)]
 
 
 def _lost(data: FederatedDataset, outputs: Tensor) -> NDArray[np.bool_]:
