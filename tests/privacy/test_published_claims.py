@@ -12,7 +12,8 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import pld
-from tests.privacy.oracles import golden
+from scipy import stats
+from tests.privacy.oracles import gaussian_delta, golden
 
 from coterie.privacy.accounting import profile
 from coterie.privacy.calibrate import calibrate
@@ -165,6 +166,14 @@ def test_the_published_noise_of_pmtl(clients, rounds, sigma, gamma, zero_out, un
     # Whoever knows the cohort gains nothing from sampling: mu = 2 sqrt(T) / z, in every round
     mu = 2 * math.sqrt(rounds) / found.noise_multiplier
     assert found.other_clients <= GaussianProfile(mu).epsilon(1 / clients) * 1.001
+    # and sees how often the client takes part, which is binomial.
+    each = stats.binom(rounds, 100 / clients)
+    seen = math.fsum(
+        each.pmf(k) * gaussian_delta(found.other_clients, 2 * math.sqrt(k) / (100 * sigma / gamma))
+        for k in range(1, rounds + 1)
+        if each.pmf(k) > 1e-15
+    )
+    assert seen == pytest.approx(1 / clients, rel=1e-3)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 2.0, 8.0])

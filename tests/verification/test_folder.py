@@ -720,6 +720,20 @@ def test_noise_in_shares_is_made_for_the_coordinator_whoever_is_drawn(tmp_path, 
     assert failed(run)[0] == "budget"
 
 
+@pytest.mark.parametrize("method", [PMTL(), MPMTL()])
+def test_a_replaced_client_that_moves_a_sum_too_little_is_found(tmp_path, method):
+    """Nothing under zero_out depends on it, but epsilon under replace, which reports state."""
+    run = run_into(tmp_path / "run", method)
+    told = certificate(run)
+    store_wholly(run, told)
+    assert absent_or_ok(run)
+    for event in told["events"]:
+        event["replaced"] = 1.0
+    recounted(told)
+    store_wholly(run, told)
+    assert "bounds" in failed(run)
+
+
 @pytest.mark.parametrize("counts", [(1208, 1200), (12, 4), (8, 7)])
 @pytest.mark.parametrize("declared", [False, True])
 def test_shares_of_other_clients_than_the_plan_counts_on_are_found(tmp_path, counts, declared):

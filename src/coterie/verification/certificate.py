@@ -52,6 +52,8 @@ _EVENTS = {
 }
 """The event of each built-in kind of noise."""
 _NORMS = {"gaussian": 2, "gaussian_shares": 2, "local_gaussian": 2, "wishart": 2, "laplace": 1}
+_REPLACED = {"sum": 2.0, "rows": 2.0, "gram": math.sqrt(2), "squares": math.sqrt(2)}
+"""How far a replaced client moves a release under one bound, over a zeroed one."""
 _TYPES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (str, "format method shape tuning unit relation sampling cohort started finished sha256"),
     (int, "format_version clients rounds"),
@@ -291,9 +293,14 @@ def wrong_bounds(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str
     power = 2 if stated["shape"] in ("gram", "squares") else 1
     clip = _number(_table(plan, "privacy").get("clip")) ** power
     found: list[str] = []
+    own = _noise_of(plan)["kind"] in _EVENTS
     for event, release in zip(each(stated["events"]), each(stated["releases"]), strict=False):
         for part in release["parts"]:
-            found += _wrong_part(event, part, own=_noise_of(plan)["kind"] in _EVENTS)
+            found += _wrong_part(event, part, own=own)
+        # Blocks of a sum may be without negative entries, or single numbers: see `replaced_by`.
+        least = 1.0 if len(release["parts"]) > 1 else _REPLACED.get(stated["shape"], 1.0)
+        if own and event.get("replaced", 2.0) < least * (1 - _NEAR):
+            found.append(f"replaced {event['replaced']:g}, of one bound at least {least:g}")
         leaves = [leaf for part in release["parts"] for leaf in part["leaves"]]
         found += ["a leaf is listed twice"] * (len(set(leaves)) != len(leaves))
         bound = release["parts"][0]["bound"]  # further blocks have bounds of their own
