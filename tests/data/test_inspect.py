@@ -266,3 +266,13 @@ def test_dates_in_other_languages_are_left_out_with_the_remedy(tmp_path):
     dates = {"d": lambda at: f"{1 + at % 28} {months[at % 4]} {2000 + at % 20}"}
     found = inspect(written(tmp_path / "t.csv", dates), client="h", target="y")
     assert any("'1 janv. 2000': write dates as 2024-01-31" in text for text in found.problems)
+
+
+def test_a_column_of_iso_and_other_dates_loses_none(tmp_path):
+    days = [np.datetime64("2020-01-05") + at * 7 for at in range(90)]
+    texts = [str(day) if at % 2 else f"{day.item():%d.%m.%Y}" for at, day in enumerate(days)]
+    clock = {"t": lambda at: f"{at // 120}:{at // 2 % 60:02}"}
+    path = written(tmp_path / "t.csv", {"d": lambda at: texts[at % 90], **clock})
+    found = inspect(path, client="h", target="y")
+    assert found.source.dates == {"d": "2020-01-01 %d.%m.%Y"} and not found.source.gaps
+    assert any("'0:00': write times of day as numbers" in text for text in found.problems)

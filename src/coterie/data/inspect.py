@@ -91,6 +91,7 @@ _CODED = re.compile(
 )
 _PART = re.compile(r"(part|chunk|shard|data|train|test)[\W_]*\d+([\W_]of[\W_]\d+)?$")
 _WRITTEN_DATE = re.compile(r"\b\d{1,2}\D{1,3}[^\W\d]{3,}\D{1,3}\d{4}\b")
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?( ?[AaPp][Mm])?")
 _ID = re.compile(
     r"(^|[\W_])(id|uid|uuid|guid|key|index|idx|nr|no|number|code)([\W_]|$)|[a-z]I[Dd]$"
 )
@@ -296,9 +297,8 @@ def _date_facts(column: Column, common: dict[str, Any]) -> Facts | None:
     """Return the facts of a column of dates; None for other columns."""
     if column.type not in ("text", "date") or not column.fits:
         return None
-    most = max(column.fits.values())
-    forms = tuple(form for form, count in column.fits.items() if count == most)
-    if column.type == "text" and not _is_typed(column, most, column.dateless):
+    forms, typed = _date_forms(column.fits)
+    if column.type == "text" and not _is_typed(column, typed, column.dateless):
         return None
     days = pc.cast(read_dates(_sampled(column), forms[0])[0], pa.int32()).drop_null().to_numpy()
     days = days.astype(np.float64)
@@ -310,6 +310,18 @@ def _date_facts(column: Column, common: dict[str, Any]) -> Facts | None:
     odd = set(listed.filter(pa.array(wrong | np.isin(numbers, list(codes)))).to_pylist())
     days = days[~np.isin(days, list(codes))]
     return _with_gaps(column, "date", days, odd, {**common, "forms": forms})
+
+
+def _date_forms(fits: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """Return the formats that read most dates, and how many: every format reads ISO dates too.
+
+    >>> _date_forms({ISO: 5, "%d/%m/%Y": 3, "%m/%d/%Y": 3, "%d.%m.%Y": 0})
+    (('%d/%m/%Y', '%m/%d/%Y'), 8)
+    """
+    others = {form: count for form, count in fits.items() if form != ISO and count}
+    most = max(others.values(), default=0)
+    forms = tuple(form for form, count in others.items() if count == most)
+    return forms or (ISO,), most + fits.get(ISO, 0)
 
 
 def _number_of(day: date) -> int:
@@ -996,6 +1008,8 @@ def _remedy(column: Facts) -> str:
     first = next(iter(column.values), "")
     if column.kind == "text" and _WRITTEN_DATE.search(first):
         return f", such as {first[:40]!r}: write dates as 2024-01-31"
+    if column.kind == "text" and _CLOCK.fullmatch(first):
+        return f", such as {first!r}: write times of day as numbers, such as 13.5"
     return ""
 
 
