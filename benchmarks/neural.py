@@ -165,6 +165,9 @@ def longer_alone(setting, outcome, train, seed):
 
 def study(setting, seeds, speed, epsilons=EPSILONS):
     train = setting.train.to(speed.device)
+    ways = WAYS[:3] if setting.quick else WAYS
+    if setting.quick:
+        epsilons = epsilons[-1:]
     for seed in seeds:
         outcome = simulate(
             Plan(
@@ -188,7 +191,7 @@ def study(setting, seeds, speed, epsilons=EPSILONS):
                 outcome = simulate(plan, setting.train, speed=speed)
                 known = facts(plan, setting, outcome)
                 known["seconds"] = time.perf_counter() - started
-                for way in WAYS:
+                for way in ways:
                     rows = outcome.rows
                     if way != "none":
                         rows = outcome.finetune(setting.finetune(way), train)

@@ -77,6 +77,7 @@ NOT_RUN = {
     r"(cryptsetup|mkfs\.ext4|mount|install) ": "a disk of one's own",
     r"coterie .*(har|landmine|school|femnist)\.npz": "data that is not ours",
     r"coterie .*stackoverflow_train\.h5": "data that is not ours",
+    r"(export COTERIE_DATA|coterie .*(\$COTERIE_DATA|leaf/data))": "data that is not ours",
     r"coterie onboard runs/har": "a run on data that is not ours",
     r"coterie run --data my\.csv": "a table of the reader's",
     r"python benchmarks/": "studies, for minutes to hours; `make study-...`",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import coterie as ct
-from coterie.cli.main import main
+from coterie.cli.main import build_parser, main
 from coterie.papers import Item, read_papers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +67,32 @@ def test_code_that_items_name_exists() -> None:
                 found = getattr(found, part)
         for path in re.findall(r"\b(?:benchmarks|docs|examples|src)/[\w/.-]+\w", item.where):
             assert (ROOT / path).exists(), f"{item.paper}, {item.item}: {path}"
+
+
+WITH_COMMAND = [item for item in ITEMS if item.command]
+
+
+@pytest.mark.parametrize("item", WITH_COMMAND, ids=lambda item: f"{item.paper}-{item.item}")
+def test_commands_and_their_quick_forms_are_of_one_kind(item: Item) -> None:
+    """A study's quick form runs the same part of the same script; its words are in the script."""
+    words, quick = shlex.split(item.command), shlex.split(item.quick or item.command)
+    if words[0] == "coterie":
+        assert quick[:2] == words[:2] and quick[1] in ("run", "data")
+        build_parser().parse_args(quick[1:])
+        return
+    assert words[0] == "python" and quick[1] == words[1]
+    source = (ROOT / words[1]).read_text(encoding="utf-8")
+    for one in (words, quick):
+        part, flags = " ".join(one[2:3]), [word for word in one[2:] if word.startswith("--")]
+        assert all(f'"{flag}"' in source for flag in flags)
+        assert part.startswith("--") or f'"{part}"' in source or not part
+    given = [one[2] if len(one) > 2 and not one[2].startswith("--") else "" for one in (words, quick)]
+    assert given[0] == given[1]
+    assert "--quick" in quick or words[1] in WHOLE
+
+
+WHOLE = ("benchmarks/claims.py", "benchmarks/reconstruction.py")
+"""Studies whose quick form has no flag of its own: some seconds, or fewer rounds."""
 
 
 QUICK = sorted({item.quick or item.command for item in ITEMS if item.machine != "none"})

@@ -6,6 +6,7 @@ goes to build/papers/, and a line says how long it took.
 """
 
 import argparse
+import os
 import re
 import shlex
 import subprocess
@@ -29,6 +30,9 @@ def _section(item: Item) -> list[str]:
             ("how close", item.tolerance), ("why", item.why)]  # fmt: skip
     lines = [f"### {item.item}", "", f"{item.about} *{item.kind}; {item.status}*", ""]
     lines += [f"- **{name}:** {text}" for name, text in rows if text]
+    for path in re.findall(r"\bdocs/([\w/.-]+\.svg)", item.where):
+        shown = path.removeprefix("papers/") if path.startswith("papers/") else f"../{path}"
+        lines += ["", f"![{item.item}: {item.about}]({shown})"]
     if item.command:
         lines += ["", "```sh", item.command, "```"]
     return [*lines, ""]
@@ -37,11 +41,12 @@ def _section(item: Item) -> list[str]:
 def overview(papers: tuple[Paper, ...]) -> str:
     """Return the table of the index: items by paper and status."""
     lines = ["| paper | items | run | reproduced | differ | not reproduced |", "|---" * 6 + "|"]
+    statuses = ("runs", "reproduced", "differs", "not reproduced")
     for one in papers:
-        counts = " | ".join(
-            str(one.count(status)) for status in ("runs", "reproduced", "differs", "not reproduced")
-        )
+        counts = " | ".join(str(one.count(status)) for status in statuses)
         lines.append(f"| [{one.title}]({one.key}.md) | {len(one.items)} | {counts} |")
+    totals = " | ".join(str(sum(one.count(status) for one in papers)) for status in statuses)
+    lines.append(f"| all | {sum(len(one.items) for one in papers)} | {totals} |")
     return "\n".join(lines)
 
 
@@ -81,10 +86,11 @@ def run(machine: str) -> int:
     """Run the commands; return the number that failed."""
     out = ROOT / "build" / "papers"
     out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("COTERIE_DATA", str(ROOT.parent / "shared" / "data"))
     found, failed, started = commands(machine), 0, time.monotonic()
     for number, command in enumerate(found, 1):
         begun = time.monotonic()
-        words = [_program(word) for word in shlex.split(command)]
+        words = [_program(os.path.expandvars(word)) for word in shlex.split(command)]
         with (out / f"{machine}-{number:02}.log").open("wb") as log:
             log.write(f"{command}\n".encode())
             log.flush()
