@@ -294,8 +294,10 @@ def rounds_of(curve, name, given):
     """Return as many rounds as fit into the time of the one that waits for all."""
     train, _ = federation(name, 0)
     plan = plan_of(curve.method, 1, 0)
-    own = set_clock(curve.stragglers(), plan, train).deadline.period
-    longest = set_clock(replace(curve, wait="all").stragglers(), plan, train).deadline.period
+    clocks = [
+        set_clock(one.stragglers(), plan, train) for one in (curve, replace(curve, wait="all"))
+    ]
+    own, longest = (clock.wait + clock.sum_time for clock in clocks)
     horizon = 20 if given.quick else HORIZON
     return min(MOST_ROUNDS, round(horizon * longest / own))
 
@@ -477,6 +479,11 @@ def published(given):
                 row["seconds"] = float(np.mean([one["seconds"][at] for one in found]))
                 rows.append(row | summary([one["value"][at] for one in found]))
     runs.finish(rows)
+    redraw(given)
+
+
+def redraw(given):
+    """Draw the figures from their tables, with the steps as published."""
     for name, figures in PANELS.items():
         for path in (given.out / f"{figure}.csv" for figure in figures):
             if path.exists():
@@ -677,7 +684,6 @@ def plot(table, name, panels):
             printed = curve.endswith("as printed")
             look = {"color": COLOURS[at - 2 if printed else at], "linewidth": 1.2}
             draw(axis, rows, curve, column, look | {"linestyle": "--" if printed else "-"})
-        drawn_as_published(axis, table, name, column)
         lines = [row for row in rows if row["curve"] in ("Global", "Local")]
         for row, line in zip(lines, ("--", ":"), strict=False):
             look = {"color": "0.35", "linestyle": line, "linewidth": 1}
@@ -686,8 +692,9 @@ def plot(table, name, panels):
         axis.set_xlabel("virtual seconds" if column == "seconds" else "round")
     axes[0].set_ylabel("R²" if name.startswith("regression") else "balanced accuracy")
     values = [float(row["value"]) for row in rows]
-    for axis in axes:
+    for axis, (*_, column) in zip(axes, sides, strict=True):
         axis.set_ylim(np.quantile(values, 0.15) - 0.02, max(values) + 0.01)
+        draw_published(axis, table, name, column)
         if len(panels) > 1:
             axis.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
         else:
@@ -695,14 +702,16 @@ def plot(table, name, panels):
     save(figure, table.with_suffix(".svg"))
 
 
-def drawn_as_published(axis, table, name, column):
-    """Draw the paper's steps until they diverge, if they were run."""
+def draw_published(axis, table, name, column):
+    """Draw the paper's steps until they diverge, if they were run; at the bottom if below it."""
     path = table.with_name("published.csv")
     rows = read(path) if path.exists() else []
     mine = [row for row in rows if (row["data"], row["update"]) == (name, "replace")]
     if mine:
         x, y = ([float(row[c]) for row in mine] for c in (column, "value"))
-        axis.plot(x, y, ":", color="black", linewidth=1.4, label="as published (diverges)")
+        bottom, top = axis.get_ylim()
+        y = np.maximum(y, bottom + 0.01 * (top - bottom))
+        axis.plot(x, y, ":", color="black", linewidth=1.6, label="as published (diverges)")
 
 
 def draw(axis, rows, curve, column, look):

@@ -182,6 +182,8 @@ def draw_pmtl(rows, path):
         axis.plot(x, [r["bound"] for r in mine], color="0.35", linestyle="--",
                   label="bound, constants 1")  # fmt: skip
         axis.set(xscale="log", yscale="log", xlabel=by, title=part)
+        axis.set_xticks(x, [f"{value:g}" for value in x])
+        axis.minorticks_off()
     axes[0].set_ylabel("excess objective")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save(figure, path)

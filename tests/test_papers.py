@@ -86,7 +86,9 @@ def test_commands_and_their_quick_forms_are_of_one_kind(item: Item) -> None:
         part, flags = " ".join(one[2:3]), [word for word in one[2:] if word.startswith("--")]
         assert all(f'"{flag}"' in source for flag in flags)
         assert part.startswith("--") or f'"{part}"' in source or not part
-    given = [one[2] if len(one) > 2 and not one[2].startswith("--") else "" for one in (words, quick)]
+    given = [
+        one[2] if len(one) > 2 and not one[2].startswith("--") else "" for one in (words, quick)
+    ]
     assert given[0] == given[1]
     assert "--quick" in quick or words[1] in WHOLE
 
@@ -107,7 +109,7 @@ def test_commands_run_in_their_quick_form(command: str, tmp_path: Path) -> None:
     else:
         words = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
     done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=1200, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
