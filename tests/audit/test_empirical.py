@@ -17,8 +17,10 @@ from coterie.privacy import mechanisms
 from coterie.privacy.billboard import Billboard, Release
 from coterie.privacy.entropy import SeededEntropy
 from coterie.privacy.mechanisms import GaussianSum
+from coterie.privacy.noise import SharedNoise
 from coterie.privacy.profiles import gaussian_mu
 from coterie.privacy.sampling import Poisson
+from coterie.privacy.shares import GaussianShares
 
 CLIENTS, EPSILON, DELTA = 30, 4.0, 1e-5
 LOUD = Attack(canary=Canary("alternating", 1e3, 8))
@@ -224,3 +226,25 @@ def test_what_cannot_be_audited_is_refused(data):
         audit(plan_of(epsilon=float("inf")), data)
     with pytest.raises(ValueError, match="at least 50"):
         audit(plan_of(), data, trials=10)
+
+
+def of_shares(kind):
+    noise = SharedNoise(minimum_clients=20, corrupt=4)
+    privacy = Privacy(epsilon=EPSILON, delta=DELTA, noise=noise)
+    return Plan(method=registered()[kind](), privacy=privacy, rounds=2)
+
+
+@pytest.mark.parametrize(("kind", "trials"), [("pmtl", 150), slow("pfeb", 500), slow("mpmtl", 500)])
+def test_the_coordinator_with_corrupt_clients_stays_below_the_claim(data, kind, trials):
+    """It subtracts all shares of the noise but 16: what is left is the planned noise, barely."""
+    found = audit(of_shares(kind), data, trials=trials)
+    assert found.view == "coordinator_and_corrupt" and found.claimed <= EPSILON
+    assert found.holds and found.best.epsilon > 0.5 * found.claimed
+    assert found.canary["mu"] <= 1.001 * gaussian_mu(EPSILON, DELTA)
+
+
+def test_shares_that_are_too_small_are_found(data, monkeypatch):
+    honest = GaussianShares._variance
+    monkeypatch.setattr(GaussianShares, "_variance", lambda self, square: honest(self, square) // 6)
+    found = audit(of_shares("pmtl"), data, trials=150)
+    assert not found.holds

@@ -12,11 +12,13 @@ from coterie.cli.options import (
     JSON,
     NO_DATA,
     SET,
+    SHARES,
     Commands,
     add_flags,
     add_plan,
     check_file,
     check_flags,
+    check_shares,
 )
 from coterie.cli.options import command as new_command
 from coterie.core.files import write_atomically
@@ -50,6 +52,8 @@ coins (estimator one_run). It suits models with many parameters, in which canari
 
 Where clients add the noise, the server is the adversary and sees each message (--view server). With
 noise on sums it is the other clients (--view clients); no epsilon is claimed against the server.
+With noise in shares (--trust nobody) it is the coordinator with the corrupt clients: it knows every
+share of the noise but those of K - C clients (view coordinator_and_corrupt).
 
 --sites runs the clients through deployed sites, which answer signed requests in this process. With
 --hostile their coordinator asks for each round again, with other requests; sites should refuse.
@@ -102,7 +106,7 @@ def add(commands: Commands) -> None:
         "--seed N:int": "of the audit (default 0)",
         "--quiet": "no progress on stderr",
     }
-    add_flags(parser.add_argument_group("audit"), flags | SET | JSON)
+    add_flags(parser.add_argument_group("audit"), flags | SHARES | SET | JSON)
 
 
 def _audit(arguments: argparse.Namespace) -> int:
@@ -110,6 +114,7 @@ def _audit(arguments: argparse.Namespace) -> int:
         given = Path(arguments.run)
         arguments.plan = str(given / "plan.toml" if given.is_dir() else given)
     check_flags(arguments)
+    check_shares(arguments)
     if not (arguments.data or arguments.plan or arguments.set):
         raise ValueError(NO_DATA)
     confidence = 0.95 if arguments.confidence is None else arguments.confidence
@@ -127,7 +132,8 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _bound(arguments: argparse.Namespace, plan: "Plan", confidence: float) -> int:
-    _check_view(arguments.view, local=plan.privacy.noise.local)
+    noise = plan.privacy.noise
+    _check_view(arguments.view, local=noise.local, in_shares=noise.kind == "shares")
     found = _attack(arguments, plan, confidence)
     if arguments.run is not None and Path(arguments.run).is_dir():
         text = json.dumps(found.to_json(), allow_nan=False)
@@ -215,7 +221,9 @@ def _check_reconstruction(arguments: argparse.Namespace) -> None:
             )
 
 
-def _check_view(view: str | None, *, local: bool) -> None:
+def _check_view(view: str | None, *, local: bool, in_shares: bool = False) -> None:
+    if in_shares and view in (None, "server"):
+        return
     if view not in (None, "clients", "server"):
         raise ValueError(f"--view {view}: expected clients or server")
     if view == "server" and not local:

@@ -25,6 +25,7 @@ from coterie.data.config import DataConfig
 from coterie.data.datasets import DISTRICTS_TEST_ROWS
 from coterie.data.federated import FederatedDataset
 from coterie.deploy.demo import write_rows
+from coterie.deploy.federation import Trust
 from coterie.deploy.init import App, init_app
 from coterie.deploy.keys import load_private
 from coterie.deploy.messages import Envelope, peek
@@ -84,6 +85,9 @@ def tampered(how, envelope, config):
     if how == "huge":
         wrong = {n: a + 1e12 for n, a in message.arrays.items()}
         return sign(replace(message, arrays=wrong), key)
+    if how == "ring":  # as large as a masked number can be, which nobody can tell from a mask
+        wrong = {n: a + np.uint64(1 << 62) for n, a in message.arrays.items()}
+        return sign(replace(message, arrays=wrong), key)
     if how == "other":
         return sign(replace(message, site=config["other"]), key)
     if how == "shape":
@@ -106,7 +110,7 @@ def reply(message, context):
     wrongs = folder / "wrongs.json"
     wrong = json.loads(wrongs.read_text()) if wrongs.exists() else {}
     how = wrong.get(f"{header.kind}/{header.round}", "")
-    if header.kind == "round" and header.round == 0:
+    if header.kind in ("round", "masked") and header.round == 0:
         (folder / "first.envelope").write_bytes(pack(envelope))
     if how == "garbage":
         noise = RecordDict({"noise": ConfigRecord({"x": b"\\xff" * 1000})})
@@ -165,12 +169,12 @@ class Trial:
         assert self.simulated
         return releases(self.folder / "simulated" / self.app.name)
 
-    def expected_with(self, tamper: Tamper) -> list[str]:
+    def expected_with(self, tamper: Tamper, trust: Trust = "server") -> list[str]:
         """Return the digests of posts when answers are changed on their way, or do not come.
 
-        Sums are plain, whatever the federation's trust: masks must change nothing.
+        Sums are plain by default, whatever the federation's trust: masks must change nothing.
         """
-        federation = replace(self.app.agreement.federation, trust="server", patience=0, minimum=0.0)
+        federation = replace(self.app.agreement.federation, trust=trust, patience=0, minimum=0.0)
         keys = Keys(
             load_private(self.keys / "coordinator.key"),
             {site: self.signing_key(site) for site in self.sites},
@@ -271,6 +275,7 @@ def write_trial(
     hostile: bool = False,
     sampler: Sampler | None = None,
     seed: int = SEED,
+    privacy: Privacy | None = None,
     **facts: Any,
 ) -> Trial:
     """Write an app called so, for as many districts at each site as said."""
@@ -278,7 +283,7 @@ def write_trial(
     plan = Plan(
         data=DataConfig(name="districts", test=DISTRICTS_TEST_ROWS),
         method=PMTL(model=Linear()),
-        privacy=Privacy(epsilon=1.0),
+        privacy=privacy or Privacy(epsilon=1.0),
         sampler=sampler or Everyone(),
         rounds=rounds,
         simulation_seed=seed,

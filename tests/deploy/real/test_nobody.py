@@ -1,0 +1,106 @@
+"""trust = "nobody" on a real SuperLink with five sites: one is killed in a round, one is malicious."""
+
+import json
+from dataclasses import replace
+from datetime import datetime
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from tests.deploy.real.faulty import FaultyFederation
+from tests.deploy.real.trials import QUICK, Attempt, write_trial
+
+from coterie.cli.main import main
+from coterie.deploy.keys import make_certificates
+from coterie.deploy.messages import Expected, peek, sign, verify
+from coterie.planning.plan import Privacy
+from coterie.privacy.noise import SharedNoise
+
+pytestmark = pytest.mark.slow
+SIZES = dict.fromkeys(("north", "south", "east", "west", "centre"), 3)
+SHARES = Privacy(epsilon=1.0, noise=SharedNoise(minimum_clients=12, corrupt=3))
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory):
+    """A federation, and a function that begins a run of an app in it."""
+    folder = tmp_path_factory.mktemp("five")
+    keys = folder / "keys"
+    make_certificates(keys, list(SIZES))
+    first = write_trial(folder, "first", SIZES, rounds=1, keys=keys)
+    nodes = {site: first.node(site, other="north") for site in SIZES}
+    with FaultyFederation(
+        folder / "flower", keys, nodes, environment=QUICK, patience=300
+    ) as federation:
+
+        def begin(name, wrongs=None, **facts):
+            hostile = wrongs is not None
+            usual = {"deadline": 150.0, "patience": 1, "keys": keys, "hostile": hostile}
+            trial = write_trial(folder, name, SIZES, **{**usual, **facts})
+            if hostile:
+                (trial.site_folder("east") / "wrongs.json").write_text(json.dumps(wrongs))
+            attempt = Attempt(trial, federation, folder / "runs" / name)
+            attempt.submit()
+            return attempt
+
+        yield begin
+
+
+def seconds(attempt):
+    """The time of all rounds, from the first request to the last release."""
+    when = [datetime.fromisoformat(line["time"]) for line in attempt.log()]
+    names = [line["event"] for line in attempt.log()]
+    last = len(names) - 1 - names[::-1].index("round")
+    return (when[last] - when[names.index("handshake")]).total_seconds()
+
+
+def test_five_sites_trust_nobody_as_the_simulation_does(five, capsys):
+    """Bit-equal releases under a seed, and what it costs beside trusted sums, in one federation."""
+    taken = {}
+    for trust, privacy in (("nobody", SHARES), ("server", None)):
+        attempt = five(trust, rounds=1, privacy=privacy, trust=trust)
+        assert attempt.wait(900) == "finished:completed"
+        assert attempt.released() == attempt.trial.expected()
+        assert main(["verify", str(attempt.folder)]) == 0
+        taken[trust] = seconds(attempt)
+    with capsys.disabled():
+        print(f"seconds of a round with its setup: {taken}")
+
+
+def test_a_killed_site_and_a_malicious_one(five):
+    """The malicious site sends a huge sum, then no numbers; then a site is killed in a round.
+
+    The releases are those of the same federation in one process, without masks of Flower's making,
+    when the same answers are changed or do not come.
+    """
+    attempt = five(
+        "disturbed", {"masked/0": "ring", "masked/1": "nan"}, rounds=3, privacy=SHARES,
+        trust="nobody",
+    )  # fmt: skip
+    attempt.until(lambda: len(attempt.log("round")) == 2, 1200)
+    attempt.federation.kill_node("west")
+    assert attempt.wait(1200) == "finished:completed"
+    assert [line["answered"] for line in attempt.log("round")] == [15, 12, 12]
+    assert attempt.log("rejected")
+    trial = attempt.trial
+
+    def disturb(site, question, answer):
+        seen = peek(question)
+        if site == "west" and seen.round == 2:
+            return None
+        if site != "east" or seen.kind != "masked" or seen.round not in (0, 1):
+            return answer
+        key = trial.signing_key("east")
+        expected = {n: Expected(raw.dtype, raw.shape) for n, raw in answer.arrays.items()}
+        message = verify(answer, key.public_key(), expected)
+        wrong = [lambda a: a + np.uint64(1 << 62), lambda a: a * np.nan][seen.round]
+        arrays = {name: wrong(array) for name, array in message.arrays.items()}
+        return sign(replace(message, arrays=arrays), key)
+
+    assert attempt.released() == trial.expected_with(disturb, trust="nobody")
+    assert main(["verify", str(attempt.folder)]) == 0
+    views = json.loads((attempt.folder / "guarantee.json").read_text())["views"]
+    assert 0 < views["coordinator"] < views["coordinator_and_corrupt"] <= 1.0
+    assert views["other_clients"] <= 1.0
