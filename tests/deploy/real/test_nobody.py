@@ -1,4 +1,4 @@
-"""trust = "nobody" on a real SuperLink with five sites: one is killed in a round, one is malicious."""
+"""trust = "nobody" on a real SuperLink with five sites: one killed in a round, one malicious."""
 
 import json
 from dataclasses import replace
