@@ -1,6 +1,7 @@
 """The shape of the code itself: short functions, one seal, no printing below the command line."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def test_only_the_command_line_prints(found):
 
 def test_the_seal_has_one_home(found):
     assert [path.name for path in found if "_SEAL" in path.read_text()] == ["billboard.py"]
+
+
+def test_the_tests_that_docstrings_name_exist(found):
+    """A guarantee names the test that checks it: one that is gone checks nothing."""
+    named = {name for path in found for name in re.findall(r"tests/[\w/]+\.py", path.read_text())}
+    assert len(named) > 30
+    root = Path(__file__).parent.parent
+    assert [name for name in sorted(named) if not (root / name).is_file()] == []
 
 
 def test_the_root_holds_the_python_face_theory_and_tracking():
