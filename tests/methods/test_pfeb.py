@@ -932,3 +932,23 @@ def test_few_rows_cannot_tell_that_an_own_model_is_better():
         run(PFEB(guard=guard), data, Privacy(epsilon=0.01), rounds=3) for guard in (False, True)
     )
     assert np.array_equal(flat(bare), flat(safe))
+
+
+def test_a_mean_that_is_mostly_noise_is_shrunk():
+    """By the positive part of 1 - noise / |mean - start|^2, the noise that of every release."""
+    data = synthetic("mean", clients=40, rows=12, features=20, seed=3).data
+    plan = plan_for(data.spec, Privacy(epsilon=0.4), simulation_seed=1)
+    method = plan.method
+    assert method.shrink and not plan_for(data.spec, Privacy(epsilon=8.0)).method.shrink
+    outcome = simulate(plan, data)
+    mean, noise = outcome.shared["mean"], float(outcome.shared["noise"])
+    deviations = [post.deviations["mean"] / post.cohort for post in outcome.posts]
+    first = 21 * deviations[0] ** 2 * (4 / 3) ** 2 * 0.2  # in units of the first prior
+    assert noise > first > 0 and len(outcome.posts) == 3
+    factor = max(0.0, 1 - noise / float(mean.square().sum()))
+    center = method.prior(outcome.shared, data.spec).center
+    torch.testing.assert_close(center, factor * mean)
+    whole = replace(method, shrink=False).prior(outcome.shared, data.spec).center
+    torch.testing.assert_close(whole, mean)
+    free = simulate(plan_for(data.spec, Privacy(epsilon=math.inf)), data)
+    assert float(free.shared["noise"]) == 0

@@ -35,12 +35,13 @@ from coterie.planning.advice import (
     SMALL_GAIN,
     advise,
     clients_for,
+    cut_for,
     epsilon_of,
     mu_of,
     rounds_for,
     verdict_of,
 )
-from coterie.planning.plan import Plan, Privacy
+from coterie.planning.plan import NO_DATA, Plan, Privacy
 from coterie.planning.rules import clients_times_mu, plan_for, resolve, rounds_by_rule
 from coterie.privacy.mechanisms import replaced_by
 from coterie.privacy.sampling import Everyone, Poisson
@@ -208,6 +209,27 @@ def test_a_plan_that_heeds_the_verdict_keeps_it():
     assert Plan.from_table(alone.to_table()) == alone
     named = Plan(method=PFEB(), privacy=Privacy(epsilon=0.5))
     assert rules.heed_verdict(named, resolve(named, spec), spec).method.kind == "pfeb"
+
+
+def test_classes_tolerate_more_noise_and_few_rows_less():
+    assert cut_for(10, classes=True) == pytest.approx(1 / 7)
+    assert cut_for(10, classes=False) == cut_for(10, classes=False, rows=500) == 1
+    assert cut_for(60, classes=True, rows=6) == pytest.approx(10 / 7)
+    for task, outputs, rows, verdict in (
+        ("regression", 1, None, "small gain"),
+        ("regression", 1, 3, "learn alone"),
+        ("binary", 1, None, "join"),
+    ):
+        spec, data = Spec((9,), outputs, task, 50), replace(NO_DATA, rows_per_client=rows)
+        asked = Plan(method=Auto(), privacy=Privacy(epsilon=1.0), data=data)
+        advice = rules.advice_for(resolve(asked, spec), spec)
+        assert advice.verdict == verdict, (task, rows)
+        # The largest number of parameters is where the verdict turns.
+        at = cut_for(10, classes=task != "regression", rows=rows) / advice.affordable_rounds
+        assert advice.max_parameters == math.floor(10 / at)
+    network = Plan(method=PMTL(model=MLP()), privacy=Privacy(epsilon=1.0))
+    spec = Spec((9,), 1, "binary", 550)
+    assert rules.advice_for(resolve(network, spec), spec).cut == 1
 
 
 def test_words_of_verdicts():

@@ -114,6 +114,41 @@ def test_every_part_of_the_objective_against_a_plain_loop(task, kind, fast, mome
         assert torch.equal(found[name], start[name])
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("task", TASKS[1:])
+def test_exact_fits_of_classes_have_no_gradient_left(task, stacked, bias):
+    data, lam, model = dataset(task, (5,)), 0.3, Linear(bias=bias)
+    anchor = draw(model, data, 3) if stacked else model.init(data.spec, RNG)
+    clients = everyone(data)
+    problem = LocalProblem(model=model, how="auto", sgd=SGD(), lam=lam)
+    assert problem.is_exact(data.spec)
+    start = anchor if stacked else stack(anchor, len(data))
+    found = problem.solve(start, clients, RNG, round=0, anchor=anchor)
+    leaves = {name: leaf.double().clone().requires_grad_() for name, leaf in found.items()}
+    losses = model.losses(task, model.apply_stacked(leaves, clients.x.double()), clients.y)
+    rows = clients.mask.sum(dim=1).clamp_min(1)
+    far = sum((leaves[name] - anchor[name]).square().sum() for name in leaves)
+    value = (torch.where(clients.mask, losses, 0).sum(dim=1) / rows).sum() + lam / 2 * far
+    value.backward()
+    assert max(float(leaf.grad.abs().max()) for leaf in leaves.values()) < 1e-6
+
+
+def test_an_anchor_that_is_not_finite_spoils_its_own_client_only():
+    data = dataset("binary", (5,))
+    anchor = draw(Linear(), data, 3)
+    problem = LocalProblem(model=Linear(), how="exact", sgd=SGD(), lam=0.3)
+    clients = everyone(data)
+    sound = problem.solve(anchor, clients, RNG, round=0, anchor=anchor)
+    spoilt = {name: leaf.clone() for name, leaf in anchor.items()}
+    spoilt["weight"][1] = torch.nan
+    found = problem.solve(anchor, clients, RNG, round=0, anchor=spoilt, keep_failed=True)
+    others = [0, 2, 3, 4]
+    assert bool(found["weight"][1].isnan().all())
+    for name, leaf in sound.items():
+        assert torch.equal(found[name][others], leaf[others])
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_divergence_is_that_of_the_distributions(task):
     width = () if task in ("regression", "binary") else (5,)

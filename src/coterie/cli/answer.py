@@ -20,6 +20,7 @@ from coterie.planning.advice import (
     ERROR,
     FEW_PARAMETERS,
     HEAVY,
+    JOIN,
     KNEE,
     LARGE_BUDGET,
     MEAN_SHARE,
@@ -32,6 +33,7 @@ from coterie.planning.advice import (
     Points,
     advise,
     affordable_rounds,
+    cut_for,
     describe_error,
     epsilon_by_rounds,
     error_by_clients,
@@ -165,7 +167,8 @@ def answer_facts(arguments: argparse.Namespace) -> Answer:
     def at(epsilon: float, near: float | None) -> Advice:
         if near is None or epsilon == facts.epsilon:
             return _advice(arguments, clients, parameters, epsilon)
-        rule = advise(clients, epsilon, parameters, delta=arguments.delta, relation=facts.relation)
+        usual = {"delta": arguments.delta, "relation": facts.relation}
+        rule = advise(clients, epsilon, parameters, **usual)
         mu = replace(facts, epsilon=None, noise_multiplier=near).mu()
         return judge(replace(facts, epsilon=epsilon), mu=mu, rule=rule.rounds)
 
@@ -208,7 +211,16 @@ def _facts(
         else None,
         # Irrelevant under zero_out, where the advice's value saves a second calibration.
         replaced=REPLACED if relation == "zero_out" else 2.0,
+        cut=_cut(arguments),
+        classes=arguments.task != "regression",
     )
+
+
+def _cut(arguments: argparse.Namespace) -> float:
+    """Return the affordable rounds from which joining gains; unknown models count as large."""
+    classes = arguments.classes is not None or arguments.task not in (None, "regression")
+    weights = (_features(arguments) if arguments.features else 0) + 1
+    return cut_for(weights, classes=classes, rows=arguments.rows_per_client)
 
 
 def _in_shares(arguments: argparse.Namespace) -> bool:
@@ -226,6 +238,7 @@ def _advice(
     if arguments.noise_multiplier is None and hidden_poisson and central:
         assert epsilon is not None
         usual = {"delta": arguments.delta, "relation": relation, "rounds": rounds}
+        usual["cut"] = _cut(arguments)
         advice = advise(clients, epsilon, parameters, cohort=arguments.cohort, **usual)
         return replace(advice, clip=CLIP if arguments.clip is None else arguments.clip)
     rule = ROUNDS[1]
@@ -364,8 +377,8 @@ def _rows(answer: Answer, advice: Advice) -> list[tuple[str, str]]:
         ("shared parameters", f"{advice.parameters:,} (at most {advice.max_parameters:,})"),
         (
             "affordable rounds",
-            f"{advice.affordable_rounds:.3g} (below 1: learn alone; 1 to 4: small gain; from 4: "
-            "join)",
+            f"{advice.affordable_rounds:.3g} (below {advice.cut:.2g}: learn alone; to "
+            f"{JOIN * advice.cut:.2g}: small gain; beyond: join)",
         ),
         ("protected", f"{UNIT}; relation {advice.relation}: {RELATIONS[advice.relation]}"),
     ]

@@ -36,6 +36,7 @@ _PATHS = {
     "data": "data.name",
     **{name: f"data.{name}" for name in ("test", "standardise", "clients", "population")},
     "rows": "data.most_rows",
+    "rows_per_client": "data.rows_per_client",
     "client_column": "data.source.client",
     **{name: f"data.effects.{name}" for name in ("formula", "basis")},
     **{name: f"data.source.{name}" for name in _FILES},

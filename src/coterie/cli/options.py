@@ -215,6 +215,8 @@ _SPLIT = {
     "--test SHARE|N:share": "test rows: a share, or a number per client",
     "--standardise {none,client}": "scale by each client's own rows",
     "--rows N:int": "largest number of training rows per client",
+    "--rows-per-client N:int": "usual number of rows of a client, declared as public, for the "
+    "verdict",
     "--population NAME": "whose clients these are: `coterie budget` knows a client by its name "
     "there",
 }

@@ -346,6 +346,8 @@ class DataConfig:
         most_rows: The most training rows of a client; of more, so many are drawn at random by
             split_seed. A public number, which limits the time and memory that one client's rows
             take from the others of its site. Test rows are not reduced.
+        rows_per_client: How many rows a client usually has: a number that the owner declares as
+            public, for the verdict on joining. Never taken from the rows.
         validation: Validation rows of each client (a share, or a number), taken from its training
             rows to choose settings by; None for none.
         population: Whose clients these are, in the owner's words: for `coterie budget`, clients of
@@ -362,6 +364,7 @@ class DataConfig:
     effects: Effects | None = None
     clients: int | None = None
     most_rows: int = MOST_ROWS
+    rows_per_client: int | None = None
     validation: int | float | None = None
     population: str | None = None
 
@@ -370,7 +373,8 @@ class DataConfig:
             object.__setattr__(self, "source", self.effects.read_by(self.source))
         if self.split_seed < 0:
             raise ValueError(f"split_seed = {self.split_seed}: expected a whole number >= 0")
-        for name, value in (("clients", self.clients), ("most_rows", self.most_rows)):
+        for name in ("clients", "most_rows", "rows_per_client"):
+            value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value}: expected a whole number >= 1; or leave it out")
         if self._is_builtin and self.source != Source():

@@ -49,6 +49,11 @@ first, to travel; small in the end, for noise is in the same unit (Robbins and M
 Spread and residual come from the prior itself, with t2 = 0 for fixed effects, and only random
 effects release a spread: q of p numbers, whose share of the budget shrinks by sqrt(q / p).
 
+`shrink`: where less than two rounds are affordable, noise may be as large as the mean. The variance
+of all noise that moved the mean is public (without curvatures; an upper bound, as if no later step
+had undone any of it). So the final mean is shrunk towards the public start at no cost, by the
+positive part of 1 - variance of the noise / |mean - start|^2 (James and Stein 1961).
+
 `shared = "slice"`: for linear heads on public features in public order (`models.features`) only the
 weights of the first `directions` features and the biases are shared and released; at the end each
 client fits its whole head, the others with the mean variance that was learned, around the public
@@ -80,7 +85,13 @@ from coterie.methods.base import (
 from coterie.methods.baselines import LAMS, modes, own_shares, ridge_prior
 from coterie.models import Linear, Model
 from coterie.models.linear import check_directions, head_of, matrix_of, slice_variances
-from coterie.planning.advice import FEW_PARAMETERS, LARGE_BUDGET, LARGE_BUDGET_ROUNDS, ROUNDS
+from coterie.planning.advice import (
+    FEW_PARAMETERS,
+    LARGE_BUDGET,
+    LARGE_BUDGET_ROUNDS,
+    ROUNDS,
+    affordable_rounds,
+)
 from coterie.solvers.posterior import (
     Prior,
     add_in_turn,
@@ -102,6 +113,7 @@ _START, _START_CLASSES = 0.2, 1.0  # variances of weights
 _LEAST = 1e-10  # a variance that is as good as none
 _DOUBTED = 0.1  # variance of a logarithm from which clients average over it
 _WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the proximal terms that they average
+SHRUNK = 2.0  # affordable rounds from which the noise of the mean is small
 _GUARDED = 5  # rows below which no local model can be shown to be better
 
 
@@ -122,6 +134,8 @@ class PFEB(Method):
             weights, and clients times mu at least 300; without privacy, at most 64 weights).
         spread: Share of the budget for the spread of random effects, relative to the mean's; None
             for the rule: 0.5, times sqrt(random / all) where some effects are fixed.
+        shrink: Whether the final mean is shrunk towards the public start by its noise, which is
+            free; None for the rule: where the budget affords less than two rounds.
         guard: A client keeps a model of its own where that beats the shared posterior by one
             standard error, both on own rows left out. Insurance against a broken shared model, and
             no more: it does not lower the share of clients who lose by joining.
@@ -136,6 +150,7 @@ class PFEB(Method):
     residual: bool | None = None
     gls: bool | None = None
     spread: float | None = None
+    shrink: bool | None = None
     guard: bool = False
     shared: Literal["all", "slice"] = "all"
     directions: int = 16
@@ -169,6 +184,9 @@ class PFEB(Method):
         chosen = self
         if self.residual is None and self.learn:
             chosen = replace(self, residual=spec.task == "regression")
+        if self.shrink is None:
+            affordable = affordable_rounds(n_mu, self.rounds(spec).dimension)
+            chosen = replace(chosen, shrink=affordable < SHRUNK and not self.gls)
         random = self._random(spec)
         if random is not None and self.spread is None:
             usual = _SHARES["spread"] / _SHARES["mean"]
@@ -228,6 +246,7 @@ class PFEB(Method):
             "residual": _one(START_RESIDUAL if spec.task == "regression" else 1.0),
             "doubt": torch.tensor(DOUBT, dtype=torch.float64),
             "noisy": _one(1.0),
+            "noise": _one(0.0),
             "posts": _one(0.0),
             "clients": _one(float(spec.clients)),
         }
@@ -324,6 +343,8 @@ class PFEB(Method):
         ahead = mean + momentum * (mean - shared["mean"])
         after = {**shared, "mean": mean, "ahead": ahead, "posts": shared["posts"] + 1}
         after["noisy"] = _one(float(found.noisy))
+        share = shared["variances"][posted].mean()
+        after["noise"] = shared["noise"] + (STEP * found.shaken) ** 2 * share
         if "random" in shared:  # units of fixed effects fall as 1 / (1 + rounds / 2)
             fallen = shared["variances"] * (posts + 2) / (posts + 3)
             after["variances"] = torch.where(_is_random(shared), shared["variances"], fallen)
@@ -346,7 +367,16 @@ class PFEB(Method):
             # What is not released varies, for all that is known, as what is.
             usual = variances[:, : self.directions] if self.directions else variances[:, -1:]
             variances = torch.where(variances > 0, variances, usual.mean())
-        return Prior(_cpu(shared["mean"]), variances, _residual(shared, spec))
+        return Prior(self._final(shared, spec), variances, _residual(shared, spec))
+
+    def _final(self, shared: Tree, spec: Spec) -> Tensor:
+        """Return the mean of the prior after shrinkage by its noise."""
+        mean = _cpu(shared["mean"])
+        if not self.shrink:
+            return mean
+        start = matrix_of(self.model.init(spec, Rng.seeded(0)))
+        far, noise = float((mean - start).square().sum()), float(shared["noise"])
+        return start + (mean - start) * (max(0.0, 1 - noise / far) if far > 0 else 1.0)
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Return the posterior means; a client whose rows are not numbers has the shared mean."""
@@ -429,7 +459,7 @@ class PFEB(Method):
         )
 
     def _mean(self, shared: Tree, clients: Clients) -> Tree:
-        return to(head_of(shared["mean"], self._bias), clients.device)
+        return to(head_of(self._final(shared, clients.spec), self._bias), clients.device)
 
     def notes(self, *, private: bool = True, clip: float = 1.0, **run: Any) -> Notes:
         """Return what the clip bounds, and what the guard does not do."""

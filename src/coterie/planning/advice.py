@@ -12,12 +12,16 @@ stays near 0.3, which the budget affords for
     affordable rounds = (0.3 m mu)^2 / p
     T       = all of them up to 10, sqrt(10 affordable) beyond, between 3 and 50
     T       = 10 where second derivatives are released too (few parameters, large m mu)
-    verdict = "learn alone" below 1 affordable round, "small gain" below 4, "join" from 4 on
+    verdict = "learn alone" below a cut of 1 affordable round (linear classifiers: 1/7), "small
+              gain" below 4 times the cut, "join" beyond
 
-and (0.3 m mu)^2 is the largest dimension that a released mean should have. The rule was found on
-four federations of 65 to 2,410 clients at epsilon 0.5 to 8 (docs/methods/pfeb.md) and is good to a
-factor of 3. Classifiers on public features tolerate about 20 times as many parameters, because
-isotropic noise mostly cancels in the argmax.
+Clients with fewer rows than weights move the mean more slowly: where the rows per client are
+declared, the cut is larger by weights / rows (`cut_for`),
+
+and (0.3 m mu)^2 is the largest dimension that a released mean should have (of linear classifiers 7
+times that, and on public features 20 times, because isotropic noise mostly cancels in the argmax).
+The rule was found on real federations of 65 to 2,410 clients and on
+generated ones, and checked on others (docs/methods/auto.md, `benchmarks/verdict.py`).
 
 `coterie.planning.rules` applies the rule to methods and plans.
 """
@@ -57,6 +61,8 @@ REPLACED = math.sqrt(MEAN_SHARE * 4 + 0.3 * 2 + 0.1)
 CLIP = 1.0  # in units of the prior's standard deviation; 2 costs less than .01
 SMALL_GAIN, JOIN = 1.0, 4.0
 PUBLIC_FEATURES = 20.0
+CUT_CLASSES = 1 / 7
+"""Affordable rounds from which joining gains for linear classifiers; for others 1."""
 MOST_ROUNDS = 1_000_000
 HEAVY = 100_000
 """Points of an accounting grid beyond which each query takes some tenths of a second."""
@@ -90,6 +96,7 @@ class Facts:
             parts of a contribution share the budget.
         replaced: How much further a replaced client moves the sum than a zeroed one.
         tolerance: How many times more parameters are tolerable: 20 for public features.
+        cut: Affordable rounds from which joining gains.
         classes: Whether the task may be a classification.
     """
 
@@ -107,6 +114,7 @@ class Facts:
     stretch: float = 1.0
     replaced: float = 2.0
     tolerance: float = 1.0
+    cut: float = SMALL_GAIN
     classes: bool = True
 
     def __post_init__(self) -> None:
@@ -200,7 +208,8 @@ class Advice:
         parameters: Shared parameters: the dimension of a released mean.
         rounds: As planned, or by rule; likewise `clip`.
         affordable_rounds: (0.3 clients mu)^2 / parameters, times the tolerance.
-        max_parameters: The most shared parameters with one affordable round.
+        cut: How many of these are enough for a small gain; four times as many to join.
+        max_parameters: The most shared parameters with which joining gains.
         reason: Why the verdict is as it is, as text.
         remedies: What would improve the verdict, with numbers.
         needs: For "small gain" and "join": the fewest `clients`, the least `epsilon` and the most
@@ -216,6 +225,7 @@ class Advice:
     rounds: int
     clip: float
     affordable_rounds: float
+    cut: float
     max_parameters: int
     verdict: Verdict
     reason: str
@@ -276,11 +286,23 @@ def rounds_for(affordable: float, between: tuple[int, int] = ROUNDS, knee: float
     return int(min(max(wanted, few), many))
 
 
-def verdict_of(affordable: float) -> Verdict:
-    """Return the verdict for a number of affordable rounds."""
-    if affordable < SMALL_GAIN:
+def verdict_of(affordable: float, cut: float = SMALL_GAIN) -> Verdict:
+    """Return the verdict for a number of affordable rounds, and that from which joining gains."""
+    if affordable < SMALL_GAIN * cut:
         return "learn alone"
-    return "small gain" if affordable < JOIN else "join"
+    return "small gain" if affordable < JOIN * cut else "join"
+
+
+def cut_for(weights: int, *, classes: bool, rows: float | None = None) -> float:
+    """Return the affordable rounds from which joining gains, for linear models.
+
+    `weights` are those of one output; `rows` the usual number of a client, None if not declared.
+
+    >>> cut_for(10, classes=False), cut_for(136, classes=False, rows=12)
+    (1.0, 11.333333333333334)
+    """
+    usual = CUT_CLASSES if classes else SMALL_GAIN
+    return usual * (1.0 if rows is None else max(1.0, weights / rows))
 
 
 def clients_for(
@@ -321,7 +343,7 @@ def _fewest(enough: Callable[[int], float | None]) -> int | None:
     return clients
 
 
-def advise(
+def advise(  # noqa: PLR0913 - facts of a plan
     clients: int,
     epsilon: float,
     parameters: int,
@@ -331,6 +353,7 @@ def advise(
     cohort: float | None = None,
     rounds: int | None = None,
     tolerance: float = 1.0,
+    cut: float = SMALL_GAIN,
 ) -> Advice:
     """Return, before any data is read, whether these clients should join, under pfeb.
 
@@ -343,6 +366,7 @@ def advise(
         cohort: Expected clients per round under hidden Poisson sampling; None for all.
         rounds: None for the rule's.
         tolerance: How many times more parameters are tolerable: 20 for public features.
+        cut: Affordable rounds from which joining gains, see `cut_for`.
 
     >>> advice = advise(clients=550, epsilon=1.0, parameters=10)
     >>> advice.verdict, advice.rounds, advice.max_parameters
@@ -366,6 +390,7 @@ def advise(
         clip=CLIP,
         replaced=REPLACED,
         tolerance=tolerance,
+        cut=cut,
     )
     mu = mu_of(epsilon, facts.delta_of(clients), relation, REPLACED)
     rule = rounds_for(affordable_rounds(clients * mu, parameters, tolerance), ROUNDS, KNEE)
@@ -383,13 +408,13 @@ def judge(facts: Facts, *, mu: float, rule: int) -> Advice:
     method's own rule chooses.
     """
     affordable = affordable_rounds(facts.clients * mu, facts.parameters, facts.tolerance)
-    verdict, delta = verdict_of(affordable), facts.delta_of(facts.clients)
+    verdict, delta = verdict_of(affordable, facts.cut), facts.delta_of(facts.clients)
     budget = None
     if facts.epsilon is not None:
         budget = mu_of(facts.epsilon, delta, facts.relation, facts.replaced)
     # The share of mu that is left by sampling and by noise that clients add themselves.
     kept = 1.0 if budget is None else mu / budget
-    least = {"small gain": SMALL_GAIN, "join": JOIN}
+    least = {"small gain": SMALL_GAIN * facts.cut, "join": JOIN * facts.cut}
     needs = {name: _needs(facts, mu, kept, affordable, goal) for name, goal in least.items()}
     better = {name: need for name, need in needs.items() if affordable < least[name]}
     return Advice(
@@ -402,7 +427,8 @@ def judge(facts: Facts, *, mu: float, rule: int) -> Advice:
         rounds=facts.rounds,
         clip=facts.clip,
         affordable_rounds=affordable,
-        max_parameters=math.floor(facts.parameters * affordable),
+        cut=facts.cut,
+        max_parameters=math.floor(facts.parameters * affordable / facts.cut),
         verdict=verdict,
         reason=_reason(facts, affordable, rule),
         remedies=(
@@ -441,12 +467,12 @@ def _needs(
 def _reason(facts: Facts, affordable: float, rule: int) -> str:
     budget = "this noise" if facts.epsilon is None else f"epsilon {facts.epsilon:g}"
     clients = "1 client" if facts.clients == 1 else f"{facts.clients:,} clients"
-    most = format_count(facts.parameters * affordable)
+    most = format_count(facts.parameters * affordable / facts.cut)
     text = (
         f"With {clients}, {budget} supports models with up to {most} shared parameters. "
         f"This model shares {facts.parameters:,}: "
     )
-    verdict = verdict_of(affordable)
+    verdict = verdict_of(affordable, facts.cut)
     if verdict == "learn alone":
         return f"{text}too many even for one round."
     rounds = rounds_for(affordable, (1, rule))
@@ -490,7 +516,7 @@ def _by_verdict(values: dict[str, str]) -> str:
 
 def _public_features(facts: Facts, affordable: float) -> tuple[str, ...]:
     most = PUBLIC_FEATURES * facts.parameters * affordable / facts.tolerance
-    if facts.tolerance > 1 or most < 1 or not facts.classes:
+    if facts.tolerance >= PUBLIC_FEATURES or most < 1 or not facts.classes:
         return ()
     return (
         "Public features: a classifier on features of a network trained on public data tolerates "
@@ -502,8 +528,8 @@ def _public_features(facts: Facts, affordable: float) -> tuple[str, ...]:
 def _other_rounds(facts: Facts, affordable: float, kept: float, rule: int) -> Iterator[str]:
     """Yield what small cohorts and too many rounds cost, as text."""
     small = kept < 1 - 1e-6  # noise is calibrated to about so many digits
-    whole = verdict_of(affordable / kept**2)
-    if affordable < JOIN and small and not facts.local and whole != verdict_of(affordable):
+    now, whole = (verdict_of(one, facts.cut) for one in (affordable, affordable / kept**2))
+    if now != "join" and small and not facts.local and whole != now:
         yield f"All clients in every round: the verdict would be {whole!r}."
     if facts.rounds > 2 * rule:
         yield (

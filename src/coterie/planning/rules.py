@@ -27,6 +27,7 @@ from coterie.planning.advice import (
     Advice,
     Facts,
     affordable_rounds,
+    cut_for,
     format_count,
     judge,
     mu_of,
@@ -193,6 +194,7 @@ def advice_for(plan: Plan, spec: Spec) -> Advice | None:
         delta=plan.delta(clients) or None,
         replaced=_replaced(method),
         tolerance=_tolerance(method, spec),
+        cut=_cut(method, spec, plan.data.rows_per_client),
         classes=spec.task != "regression",
     )
     return judge(facts, mu=mu, rule=rounds_by_rule(method, privacy, spec))
@@ -250,6 +252,13 @@ def _tolerance(method: Method, spec: Spec) -> float:
     """Return how many times more parameters are tolerable: classifiers on public features."""
     sliced = getattr(_releasing(method), "shared", None) == "slice"
     return PUBLIC_FEATURES if sliced and spec.task == "multiclass" else 1.0
+
+
+def _cut(method: Method, spec: Spec, rows: int | None) -> float:
+    """Return the affordable rounds from which joining gains; public features are counted before."""
+    if not isinstance(_releasing(method).model, Linear) or _tolerance(method, spec) > 1:
+        return SMALL_GAIN
+    return cut_for(spec.features + 1, classes=spec.task != "regression", rows=rows)
 
 
 def default_method(auto: Auto, privacy: Privacy | None = None) -> Method | None:

@@ -2,7 +2,8 @@
 
     min_w  mean over own rows of loss(w) + lam/2 |w - anchor|^2
 
-Small least-squares problems are solved exactly, all others by SGD from a given start. On squared
+Small linear models are solved exactly, by one linear system (regression) or Newton's method
+(classes, to 1e-9); all others by SGD from a given start. On squared
 loss a client with large rows halves its learning rate until steps are stable: gradient steps are
 stable below 2 / L, L = largest |x|^2 (+ 1 for the bias) + lam. A client uses its own L and releases
 nothing about it, so this costs no privacy.
@@ -20,11 +21,14 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree, by_row, map_leaves, take
 from coterie.data.federated import Clients, Spec
 from coterie.models import Linear, Model
+from coterie.models.linear import head_of, matrix_of
+from coterie.solvers.posterior import Prior, posterior
 from coterie.solvers.ridge import solve_ridge
 from coterie.solvers.sgd import SGD, Batch, Near, stacked_gradient
 
 How = Literal["auto", "exact", "sgd"]
-_SMALL = 1024
+_SMALL = 1024  # features of least squares
+_SMALL_CLASSES, _SMALL_WEIGHTS = 256, 2048  # features, and features times outputs, of classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,8 @@ class LocalProblem:
 
     Attributes:
         model: The model.
-        how: "exact" (linear least squares with lam > 0), "sgd", or "auto": exact where possible.
+        how: "exact" (linear models with lam > 0), "sgd", or "auto": exact where that is fast, for
+            at most 1024 features, of classes 256 and 2048 weights.
         sgd: The settings of SGD.
         lam: The weight of the proximal term.
         lams: In place of `lam`, one weight per client, (c,).
@@ -51,16 +56,18 @@ class LocalProblem:
 
     def is_exact(self, spec: Spec) -> bool:
         """Return whether the problem is solved in closed form."""
-        linear = isinstance(self.model, Linear) and spec.task == "regression"
+        linear, squares = isinstance(self.model, Linear), spec.task == "regression"
         possible = linear and self.lam > 0 and self.weights is None and self.near is None
+        possible = possible and (squares or self.lams is None)
         if self.how == "exact" and not possible:
             raise ValueError(
-                f'solver = "exact" solves linear least squares with lam > 0; this is '
+                f'solver = "exact" solves linear models with lam > 0; this is '
                 f'{type(self.model).__name__} on {spec.task} with lam = {self.lam}: use "sgd"'
             )
-        return possible and (
-            self.how == "exact" or (self.how == "auto" and spec.features <= _SMALL)
-        )
+        weights = spec.features * spec.outputs
+        small = spec.features <= _SMALL_CLASSES and weights <= _SMALL_WEIGHTS
+        fast = spec.features <= _SMALL if squares else small
+        return possible and (self.how == "exact" or (self.how == "auto" and fast))
 
     def solve(
         self,
@@ -80,8 +87,11 @@ class LocalProblem:
         """
         if only is None and self.is_exact(clients.spec):
             assert isinstance(self.model, Linear)
-            lam = self.lam if self.lams is None else self.lams
-            after = solve_ridge(clients, anchor=anchor, lam=lam, bias=self.model.bias)
+            if clients.spec.task == "regression":
+                lam = self.lam if self.lams is None else self.lams
+                after = solve_ridge(clients, anchor=anchor, lam=lam, bias=self.model.bias)
+            else:
+                after = _classes(clients, anchor, self.lam, bias=self.model.bias)
             return after if keep_failed else _where(_norms(after).isfinite(), after, start)
         if self.lams is not None:
             rows = self.lams.to(clients.device)
@@ -168,6 +178,29 @@ class LocalProblem:
             losses = self.model.losses(clients.spec.task, outputs, clients.y)
             rows = clients.mask.sum(dim=1).clamp_min(1)
             return torch.where(clients.mask, losses, 0).sum(dim=1) / rows
+
+
+def _classes(clients: Clients, anchor: Tree | None, lam: float, *, bias: bool) -> Tree:
+    """Return the minima for classes, by Newton's method; NaN where the anchor is not finite."""
+    spec = clients.spec
+    shape = (spec.outputs, spec.features + bias)
+    near = torch.zeros(shape) if anchor is None else matrix_of(anchor).cpu()
+    if near.dim() == 2:
+        return head_of(_modes(clients, near.double(), lam, bias=bias), bias)
+    found = torch.full((len(clients), *shape), torch.nan, dtype=torch.float64)
+    sound = near.isfinite().flatten(1).all(dim=1)
+    centers, which = torch.unique(near, dim=0, return_inverse=True)
+    for number in which[sound].unique():
+        here = torch.nonzero(which == number)[:, 0]
+        found[here] = _modes(clients.at(here), centers[number], lam, bias=bias).cpu()
+    return head_of(found.to(clients.device), bias)
+
+
+def _modes(clients: Clients, center: Tensor, lam: float, *, bias: bool) -> Tensor:
+    prior = Prior(center, torch.full_like(center, 1 / lam), per_row=True)
+    found = posterior(clients, prior, bias=bias).deviation
+    minimum: Tensor = found / lam**0.5 + center.to(found.device)
+    return minimum
 
 
 def _rows_of(anchor: Tree, start: Tree, places: Tensor) -> Tree:
