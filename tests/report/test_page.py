@@ -260,8 +260,9 @@ def test_errors_that_are_equal_broken_or_far_out(tmp_path: Path) -> None:
 def test_learning_alone_has_a_page_too(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", method="local", events=(), value=0.6)
     text, parts = read([run], tmp_path / "report.html")
-    assert "Without sharing anything, local has test NMSE 0.6." in text
-    assert "every client trains on its own rows only" in text
+    assert "Nothing is shared, and no budget is spent: local has test NMSE 0.6." in text
+    assert "Every client trains on its own rows only." in text
+    assert "no single client is promised a gain" not in text
     assert "figure" not in parts.tags and "script" not in parts.tags
 
 

@@ -202,6 +202,8 @@ def test_what_a_run_does_not_guarantee_comes_first(tmp_path):
     for name, (settings, said) in cases.items():
         text = page_of(forge(tmp_path / name, **settings), tmp_path).text
         assert said in text and ("false alarms" in text) == (name in ("simulation", "tuned"))
+        released = name != "local"  # what releases nothing assumes nothing about releases
+        assert ("What is assumed" in text) == ("The releases of this run" in text) == released
         assert "The certificate does not list them." in text
 
 

@@ -43,7 +43,7 @@ from coterie.privacy.sampling import Poisson, Sampler
 NETWORK_ROUNDS = (3, 50)
 NETWORK_ERROR = 20.0
 _HEEDED = (
-    "local training, which spends nothing, because the verdict is to learn alone; --anyway joins"
+    "local training, because the verdict is to learn alone; the flag --anyway spends the budget"
 )
 
 

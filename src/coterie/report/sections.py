@@ -151,7 +151,7 @@ def answer(best: Group) -> str:
     """Return the one sentence that answers whether joining helps."""
     run, verdict = best.first, best.verdict
     if not run.shares:
-        return f"Without sharing anything, {_score(best)}."
+        return f"Nothing is shared, and no budget is spent: {_score(best)}."
     lead = f"At epsilon {round_up(run.epsilon)}" if run.private else "Without privacy"
     if run.selection is not None:
         lead += f" ({run.view})"
