@@ -160,7 +160,7 @@ def test_arrays_in_a_column(tmp_path: Path) -> None:
 def test_what_is_none_of_these_is_refused(tmp_path: Path) -> None:
     for given in (5, {}, {"train": 5}, [1, 2]):
         refused(r"cannot load .*from_arrays", load, given, TABLE)
-    refused("no column 'client', the columns are who, age", load, Dataset(ROWS))
+    refused("no column 'client'; the columns are who, age", load, Dataset(ROWS))
     for mixed in ([object(), 1, 2], [[1], 2, 3]):
         with pytest.raises(DataError, match="column 'y' holds values of several kinds"):
             load(Dataset(ROWS | {"y": mixed}), TABLE)

@@ -640,22 +640,27 @@ def _declared(file: File, source: Source) -> Source:
     return source
 
 
-_FILES = f"; where each client has a file, --client-column {FILE} takes their names"
+def _no_column(file: File, name: str) -> str:
+    """Return the error for a client or target column that a file does not have."""
+    meant = hint(name, file.names)
+    text = f"{file.where}: no column {name!r}{meant}; the columns are {', '.join(file.names)}"
+    if meant:
+        return text
+    head = "name the columns in the first line, or " if file.guessed else ""
+    text += (
+        f": {head}set client and target to those used (--client-column, --target); `coterie init "
+        "FILE` proposes both, and so does ct.init in Python"
+    )
+    if Path(file.where).is_dir():
+        text += f"; where each client has a file, --client-column {FILE} takes their names"
+    return text
 
 
 def _other_columns(file: File, source: Source) -> list[str]:
     """List the columns other than client, target and split."""
     taken = [*source.targets, *(() if source.targets_are_clients else (source.client,))]
-    for name in taken:
-        if name not in file.names:
-            raise DataError(
-                f"{file.where}: no column {name!r}{hint(name, file.names)}, the columns are "
-                f"{', '.join(file.names)}; "
-                f"{'name the columns in the first line, or ' if file.guessed else ''}set client "
-                "and target to those used (--client-column, --target); `coterie init FILE` "
-                "proposes both, and so does ct.init in Python"
-                f"{_FILES if Path(file.where).is_dir() else ''}"
-            )
+    if absent := [name for name in taken if name not in file.names]:
+        raise DataError(_no_column(file, absent[0]))
     own = {*taken, source.client, source.split}
     return [n for n in file.names if n not in own and not n.startswith(INDEX)]
 
