@@ -108,6 +108,10 @@ def test_odd_rows_in_any_order_are_predicted_with_notes(story, capsys):
     told = capsys.readouterr().err
     assert [row["client"] for row in found[len(rows) :][:2]] == ["", "H99"]
     assert all(row["prediction"] for row in found)
+    given = ["predict", str(story / "run"), "--data", str(story / "odd.csv")]
+    assert main([*given, "--keep", "patient_id,ward", "age", "--client", "h2"]) == 2
+    assert main([*given, "--keep", "patient_id,ward", "age", "--client", "H02"]) == 0
+    assert '"row","client","patient_id","ward","age","prediction"' in capsys.readouterr().out
     assert "1 row names no client: predicted by the shared model" in told
     assert "does not know 1 client (H99)" in told
     assert "'old' (line 9): read as gaps" in told and "'soon'" in told

@@ -266,6 +266,12 @@ def test_a_population_may_be_declared_for_other_data_too(budget, told, start, tm
     start(tmp_path / "one", on(patients(tmp_path / "rows.csv"), population="clinics"))
     start(tmp_path / "two", on(patients(tmp_path / "new.parquet"), population="clinics"))
     assert len(told) == 1 and "a population (--population) tells others apart" in told[0]
+    ((name, (_, spent, _)),) = rows(budget.path).items()
+    declare_total(budget.path, name, spent + 0.01, "rows.csv")
+    with pytest.raises(
+        ValueError, match=r"declare a larger total .* a population \(--population\)"
+    ):
+        start(tmp_path / "three", on(patients(tmp_path / "late.csv"), population="clinics"))
 
 
 def test_each_built_in_dataset_is_a_population(budget, told, start, tmp_path):

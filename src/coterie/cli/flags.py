@@ -189,6 +189,10 @@ def _listed(text: str) -> str | list[str]:
     return text.split(",") if "," in text else text
 
 
+def _columns(text: str) -> list[str]:
+    return text.split(",") if text else []
+
+
 def _classes(text: str) -> int | list[str]:
     return int(text) if text.isdecimal() else text.split(",")
 
@@ -294,8 +298,8 @@ def literal(text: str) -> Any:
 _READ: dict[str, Callable[[str], Any]] = {
     "target": _listed,
     "positive": _listed,
-    "features": lambda text: text.split(","),
-    "indicators": lambda text: text.split(","),
+    "features": _columns,
+    "indicators": _columns,
     "classes": _classes,
     "wait": literal,
 }

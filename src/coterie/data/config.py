@@ -188,7 +188,7 @@ class Source:
         if self.indicators and not self.fills:
             raise DataError(
                 f"indicators = {self.indicators!r} with missing = {self.missing!r}: no row has a "
-                'gap then; set missing to "constant" or "client-median"'
+                'gap then; leave indicators out, or set missing to "constant" or "client-median"'
             )
         for name, text in self.dates.items():
             try:

@@ -14,6 +14,7 @@ import operator
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -722,12 +723,16 @@ def _unread_notes(table: Table, source: Source, unread: Unread, rows: int) -> It
 def read_columns(given: Path | Any, source: Source, names: Sequence[str]) -> pa.Table:
     """Return columns of a file or frame in its own order; text for CSV, so that "007" stays so.
 
+    A name may be several, with commas between them.
+
     Raises:
         DataError: If the file has no such column, or no named columns.
     """
     if isinstance(given, Path) and given.name.lower().endswith(".npz"):
         raise DataError(f"{given}: this format has no named columns to keep; leave --keep out")
     file = open_rows(given, source)
+    cut = ([name] if name in file.names else name.split(",") for name in names)
+    names = list(dict.fromkeys(chain.from_iterable(cut)))
     for name in names:
         if name not in file.names:
             raise DataError(f"{file.where}: no column {name!r}; {did_you_mean(name, file.names)}")

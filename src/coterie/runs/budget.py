@@ -523,15 +523,16 @@ def _judge(known: Contents, group: Group, runs: Sequence[Spending]) -> tuple[dic
     Raise ValueError if runs of these clients would exceed the total of any of them.
     """
     asked, earlier = [run.guarantee for run in runs], known.on(group)
-    _refuse(known, group, asked)
+    _refuse(known, group, runs)
     delta = max(one.delta for one in (*asked, *(entry.guarantee for entry in earlier)))
     before, after = known.account(group, delta), known.account(group, delta, asked)
     text = _describe(before, after, group, runs) if earlier else ""
     return {"runs": len(earlier) + len(runs), **after.to_json()}, text
 
 
-def _refuse(known: Contents, group: Group, asked: Sequence[Guarantee]) -> None:
+def _refuse(known: Contents, group: Group, runs: Sequence[Spending]) -> None:
     """Raise ValueError if runs of these clients would exceed the total of any of them."""
+    asked = [run.guarantee for run in runs]
     for name, total in known.totals.items():
         both = known.groups[name].common(group)
         after = known.account(both, total.delta, asked)
@@ -546,13 +547,13 @@ def _refuse(known: Contents, group: Group, asked: Sequence[Guarantee]) -> None:
             f"{these} for {round_up(alone)}, together at most {round_up(after.epsilon)}, and "
             f"{show_remaining(total.epsilon, before.epsilon)} remains. Nothing was released: ask "
             "for a smaller epsilon, or declare a larger total with `coterie budget --total E "
-            f"--data-fingerprint {name}`"
+            f"--data-fingerprint {name}`.{_equal_names(before, runs)}"
         )
 
 
 def _describe(before: Account, after: Account, group: Group, runs: Sequence[Spending]) -> str:
     """Return what earlier runs on the same clients have spent, and with further ones, as text."""
-    names = list(dict.fromkeys(Path(entry.data).name for entry in before.entries))
+    names = _data_of(before)
     more = ", ..." if len(names) > _NAMED else ""
     some = "" if before.touched == len(group.keys) else f"{before.touched} of "
     text = (
@@ -561,11 +562,19 @@ def _describe(before: Account, after: Account, group: Group, runs: Sequence[Spen
         f"with {'this one' if len(runs) == 1 else f'these {len(runs)}'} (delta "
         f"{show_delta(after.delta)})."
     )
-    if set(names) == {Path(runs[0].data).name}:
-        return text
-    return (
-        f"{text} Clients are known by their names: a population (--population) tells others apart."
-    )
+    return f"{text}{_equal_names(before, runs)}"
+
+
+def _data_of(account: Account) -> list[str]:
+    """Return the names of the data of runs."""
+    return list(dict.fromkeys(Path(entry.data).name for entry in account.entries))
+
+
+def _equal_names(before: Account, runs: Sequence[Spending]) -> str:
+    """Return how to tell clients with equal names apart, if earlier runs were on other data."""
+    if {*_data_of(before)} <= {Path(runs[0].data).name}:
+        return ""
+    return " Clients are known by their names: a population (--population) tells others apart."
 
 
 def _runs(count: int) -> str:
