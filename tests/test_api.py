@@ -250,6 +250,7 @@ def test_a_simulation_leaves_nothing(tmp_path, monkeypatch, register):
     [
         ("patients.xlsx", {}, "no such file"),
         ("districts", {"epsilonn": 1}, r"no setting 'epsilonn'; did you mean epsilon\?"),
+        ("district", {}, r"no data named 'district' \(did you mean 'districts'\?\)"),
         ("districts", {"target": "math4"}, r"options of files .* do not apply"),
         ("districts", {"name": "schools"}, "these data have a name"),
         (ct.plan(clients=9, parameters=3), {}, "this plan was made of numbers"),
@@ -308,6 +309,10 @@ def test_no_two_settings_share_a_name():
     [
         ({"clients": 550, "parameters": 10, "epsilon": 1}, "--clients 550 --parameters 10"),
         ({"clients": 99, "features": 9, "cohort": 33.0}, "--clients 99 --features 9 --cohort 33"),
+        (
+            {"clients": 99, "features": 9, "rows_per_client": 200},
+            "--clients 99 --features 9 --rows-per-client 200",
+        ),
         (
             {"clients": 80, "parameters": 5, "noise_multiplier": 4.0, "rounds": 7},
             "--clients 80 --parameters 5 --noise-multiplier 4 --rounds 7",

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from coterie.cli.answer import Answer, answer_facts, answer_plan, chart_of
+from coterie.cli.main import build_parser
 from coterie.cli.options import new_folder
 from coterie.core.config import ConfigError, assign, read_toml, to_table
 from coterie.core.progress import Bar
@@ -298,8 +299,8 @@ def plan(
         parameters: Shared parameters, such as features + 1; without data.
         features: Instead of parameters: features of a linear model without data; of data, which.
         full: Whether to compute values that take some seconds too.
-        settings: Without data `rounds`, `cohort`, `delta`, `relation`, `clip`, `trust` and
-            `noise_multiplier`; with data the settings of `run`.
+        settings: Without data `rounds`, `cohort`, `delta`, `relation`, `clip`, `task`, `trust`,
+            `rows_per_client` and `noise_multiplier`; with data the settings of `run`.
     """
     if data is None:
         if clients is None or parameters is features is None:
@@ -318,18 +319,20 @@ def plan(
 
 def _facts(given: Mapping[str, Any], settings: Mapping[str, Any]) -> argparse.Namespace:
     """Return the facts of a plan without data, as the flags of `coterie plan`."""
-    known = {
-        **dict.fromkeys(("rounds", "cohort", "delta", "relation", "clip", "noise_multiplier")),
-        **dict.fromkeys(("sampling", "noise", "classes", "task")),
-        **dict.fromkeys(("trust", "minimum_clients", "corrupt")),
-        "cohort_visible": False,
-    }
     for name in settings:
-        if name not in known:
-            raise ValueError(f"{name}: give data too, or only {', '.join(known)}")
+        if name not in _FACTS:
+            raise ValueError(f"{name}: give data too, or only {', '.join(_FACTS)}")
+    defaults = vars(build_parser().parse_args(["plan"]))
     features = given["features"]
     text = None if features is None else str(features)
-    return argparse.Namespace(**{**known, **settings, **given, "features": text})
+    return argparse.Namespace(**{**defaults, **settings, **given, "features": text})
+
+
+_FACTS = (
+    "rounds", "cohort", "delta", "relation", "clip", "noise_multiplier", "sampling", "noise",
+    "classes", "task", "rows_per_client", "trust", "minimum_clients", "corrupt", "cohort_visible",
+)  # fmt: skip
+"""The settings of a plan without data."""
 
 
 # --- runs

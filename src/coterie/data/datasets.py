@@ -91,7 +91,7 @@ def open_named(name: str, **options: Any) -> FederatedDataset:
     """
     if name not in DATASETS:
         raise DataError(
-            f"no data named {name!r}; the names are {', '.join(NAMES)}; a path to a file also "
+            f"no data named {name!r}{hint(name, NAMES)}; the names are {', '.join(NAMES)}; a path to a file also "
             "works, if the file exists; rows that Python held are given again: ct.run(rows, ...)"
         )
     make, fixed = DATASETS[name].function, DATASETS[name].fixed
