@@ -91,8 +91,9 @@ def open_named(name: str, **options: Any) -> FederatedDataset:
     """
     if name not in DATASETS:
         raise DataError(
-            f"no data named {name!r}{hint(name, NAMES)}; the names are {', '.join(NAMES)}; a path to a file also "
-            "works, if the file exists; rows that Python held are given again: ct.run(rows, ...)"
+            f"no data named {name!r}{hint(name, NAMES)}; the names are {', '.join(NAMES)}; "
+            "a path to a file also works, if the file exists; rows that Python held are given "
+            "again: ct.run(rows, ...)"
         )
     make, fixed = DATASETS[name].function, DATASETS[name].fixed
     known = [option for option in inspect.signature(make).parameters if option not in fixed]
