@@ -723,6 +723,13 @@ MUTANTS = (
         "tests/engine/test_ranks.py::test_releases_are_those_of_one_process[shares-3]",
     ),
     Mutant(
+        "ranks: journals are lost when rows are laid out again",
+        "engine/store.py",
+        "    for store in old:\n        store.recover(released)\n",
+        "",
+        "tests/engine/test_store.py",
+    ),
+    Mutant(
         "published: a cohort of fixed size hides its members",
         "privacy/published.py",
         "profile(events, fixed.to_others, ",

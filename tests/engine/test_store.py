@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from coterie.engine.store import Store
+from coterie.engine.store import Store, arrange, folder_of
 
 CLIENTS = 6
 TEMPLATE = {
@@ -452,3 +452,28 @@ def test_leaves_with_an_entry_per_row_are_ragged(tmp_path, kind):
         assert torch.equal(opened.take(ids(2), never)["dual"], padded[:1])
         with pytest.raises(ValueError, match="another plan"):
             Store(RAGGED, 6, folder, per_row=("dual",), offsets=OFFSETS * 2)
+
+
+@pytest.mark.parametrize("ranges", [[range(0, 2), range(2, 5)], [range(5)]])
+@pytest.mark.parametrize("released", [1, 2])
+def test_a_journal_is_applied_before_rows_are_laid_out_for_other_ranks(tmp_path, ranges, released):
+    """A rank was killed after its journal of round 1: the release of that round may be out."""
+
+    def open_at(place, owned):
+        return Store(rows(0, 1), len(owned), place, first=owned.start)
+
+    before = [range(0, 3), range(3, 5)]
+    for owned in before:
+        old = open_at(folder_of(tmp_path / "personal", owned), owned)
+        old.put(np.array(owned), rows(owned.start, len(owned)))
+        old.flush()
+        old.stage(np.array(owned)[-1:], rows(50 + owned.start, 1))
+        old.seal(1)
+    arrange(tmp_path / "personal", ranges, open_at, released)
+    marks = {0: 0, 1: 1, 2: 50 if released == 2 else 2, 3: 3, 4: 53 if released == 2 else 4}
+    for owned in ranges:
+        place = tmp_path / "personal"
+        found = open_at(place if len(ranges) == 1 else folder_of(place, owned), owned)
+        for client in owned:
+            assert same(found.take(ids(client), never), rows(marks[client], 1))
+    assert not list(tmp_path.glob("personal.*"))
