@@ -1,6 +1,7 @@
 """The engine: cohorts, denominators, stores, resumed runs, views of cost."""
 
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -185,3 +186,30 @@ def test_clients_that_are_not_drawn_add_their_shares_of_the_noise():
     expected = absent_shares(plan.mechanisms(10)[0], shapes, everyone, noise).total
     for name, leaf in post.value.items():
         assert torch.equal(leaf, expected[name]) and bool((leaf != 0).all())
+
+
+def test_a_round_allocates_nothing_for_clients_that_are_not_drawn():
+    """Its cost is linear in the cohort: an index of all clients would take 8 bytes each."""
+    clients = 200_000
+    data = synthetic("mean", clients=clients, rows=1, features=2, seed=0).data
+    plan = Plan(
+        method=PMTL(solver="sgd", sgd=SGD(steps=1, batch=1), last_solve=False),
+        privacy=Privacy(noise_multiplier=1.0, relation="replace"),
+        sampler=FixedSize(20),
+        rounds=4,
+        simulation_seed=0,
+    )
+    peaks = []
+
+    def note(progress):
+        peaks.append(tracemalloc.get_traced_memory()[1] - before[0])
+        before[0] = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+
+    tracemalloc.start()
+    before = [tracemalloc.get_traced_memory()[0]]
+    try:
+        simulate(plan, data, observe=note, progress=False)
+    finally:
+        tracemalloc.stop()
+    assert max(peaks[1:]) < clients, f"{peaks[1:]} bytes at most in a round of {clients} clients"

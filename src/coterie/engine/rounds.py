@@ -107,11 +107,13 @@ def no_contribution(state: RoundState, personal: Tree, clients: Clients) -> Clie
 
 
 def absent_half(
-    state: RoundState, spec: Spec, cohort: NDArray[np.int64], ids: NDArray[np.int64]
+    state: RoundState, spec: Spec, cohort: NDArray[np.int64], ids: NDArray[np.int64] | range
 ) -> Bounded | None:
     """Return the shares of noise of those clients who are not drawn; None if they add none."""
-    rest = np.setdiff1d(ids, cohort)
-    if not state.mechanism.in_shares or not len(rest):
+    if not state.mechanism.in_shares:
+        return None  # a round must not take time for clients that are not drawn
+    rest = np.setdiff1d(np.asarray(ids), cohort)
+    if not len(rest):
         return None
     contribution = state.method.contribution(spec)
     totals = state.mechanism.totals({n: tuple(leaf.shape) for n, leaf in contribution.items()})

@@ -419,7 +419,7 @@ class _Simulation:
             self.store.stage(block.ids.numpy(), half.personal)
             zeroed = zeroed + half.zeroed.sum().to(zeroed.device)
             self._errors = (self._errors + half.errors)[:_ERRORS]
-        shares = absent_half(state, self.data.spec, cohort, np.asarray(self.owned))
+        shares = absent_half(state, self.data.spec, cohort, self.owned)
         if shares is not None:
             yield shares
         self._zeroed = self._zeroed + self.ranks.add({"zeroed": zeroed})["zeroed"]
