@@ -2,46 +2,44 @@
 
 Runs `coterie run` alone and under torchrun, with one thread per process, from one simulation seed,
 and compares `posts.npz` byte by byte. Strong scaling keeps the clients, weak scaling the clients
-per process. Seconds are those of the rounds alone: of a long run less a short one, so that imports
-and what comes after the last round cancel.
+per process. A round's time is the median of those in the run's log, the first left out.
 
     python benchmarks/distributed.py [--clients 200] [--rounds 12] [--ranks 1 2] [--seeds 1]
 """
 
 import argparse
+import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 PLANS = {
     "mlp, pmtl": ("--method", "pmtl", "--model", "mlp"),
     "linear, fedavg": ("--method", "fedavg", "--set", "method.solver=sgd"),
 }
-SHORT = 2
 ALONE = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 
 
 def run(options, ranks, out, *, rounds, clients, seed):
-    """Run once; return the wall-clock seconds."""
+    """Run once; return the seconds of a round, and the releases."""
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     command = [sys.executable, *launch, "-m", "coterie", "run", "--data", "synthetic"]
     command += ["--option", f"clients={clients}", "--option", "rows=100", "--option", "features=60"]
     command += [*options, "--epsilon", "2", "--rounds", str(rounds), "--simulation-seed", str(seed)]
     command += ["--no-local", "--quiet", "--json", "--out", str(out)]
-    begin = time.perf_counter()
+    # Histories are kept by one process only.
+    command += ["--no-history"] if ranks == 1 else []
     environment = {**os.environ, **ALONE, "COTERIE_BUDGET": str(out.parent / "budget.json")}
     subprocess.run(command, check=True, capture_output=True, env=environment)
-    return time.perf_counter() - begin
-
-
-def seconds_per_round(options, ranks, place, rounds, clients, seed):
-    """Return the seconds of one round, and the releases of the long run."""
-    short = run(options, ranks, place / "short", rounds=SHORT, clients=clients, seed=seed)
-    long = run(options, ranks, place / "long", rounds=rounds, clients=clients, seed=seed)
-    return (long - short) / (rounds - SHORT), (place / "long" / "posts.npz").read_bytes()
+    lines = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    times = [datetime.fromisoformat(line["time"]) for line in lines if line["event"] == "round"]
+    seconds = [(later - earlier).total_seconds() for earlier, later in pairwise(times)]
+    return statistics.median(seconds), (out / "posts.npz").read_bytes()
 
 
 def measure(name, options, given, seed):
@@ -52,8 +50,8 @@ def measure(name, options, given, seed):
             if kind == "weak" and ranks == 1:
                 continue
             with tempfile.TemporaryDirectory() as place:
-                found = (Path(place), given.rounds, clients, seed)
-                seconds, posts = seconds_per_round(options, ranks, *found)
+                sizes = {"rounds": given.rounds, "clients": clients, "seed": seed}
+                seconds, posts = run(options, ranks, Path(place) / "run", **sizes)
             base = base or (seconds, posts)
             equal = "" if kind == "weak" else ("equal" if posts == base[1] else "DIFFERENT")
             print(
