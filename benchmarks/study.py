@@ -61,7 +61,7 @@ def rows_of(name, seed, quick):
         return parts(name, MOST, seed)
     clients = QUICK_CLIENTS if quick else None
     data = mixed(name.removeprefix("mixed:"), clients=clients, seed=seed).data
-    return data.split(0.25, seed)  # as declared by the generator
+    return data.split_by_source()
 
 
 def planned(method, epsilon, seed, spec):

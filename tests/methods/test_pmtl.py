@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from coterie.core.rng import Rng
+from coterie.core.tree import stack, take
 from coterie.data.federated import FederatedDataset, Spec
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
+from coterie.evaluation.score import evaluate
 from coterie.methods.baselines import Local
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.pmtl import PMTL
 from coterie.models import Linear
 from coterie.planning.plan import Plan, Privacy
+from coterie.planning.rules import plan_for
 from coterie.privacy.events import Gaussian
 from coterie.solvers.sgd import SGD
 
@@ -230,3 +234,24 @@ def test_a_published_run_trains():
     outcome = simulate(replace(plan, simulation_seed=0), data)
     assert len(outcome.posts) == 3
     assert outcome.guarantee.epsilon > 100
+
+
+def test_classifiers_with_many_rows_leave_the_shared_model():
+    """One penalty for all holds them there; the average over penalties follows own rows."""
+    given = {"clients": 60, "features": 5, "task": "binary", "noise": 0.3, "seed": 0}
+    data = synthetic("mean", rows=90, spread=1.5, **given).data
+    train, test = data.split(30, 0)
+    plan = plan_for(train.spec, Privacy(epsilon=2.0), method=PMTL(), simulation_seed=0)
+    outcome = simulate(plan, train)
+    score = evaluate(plan.method.model, outcome.rows, test)
+    held = everyone_solved(plan.method, outcome, train)
+    single = evaluate(plan.method.model, lambda ids: take(held, torch.as_tensor(ids)), test)
+    assert score.value > single.value + 0.02 and score.loss < 0.8 * single.loss
+
+
+def everyone_solved(method, outcome, train):
+    """Solve every client at lam itself."""
+    clients = train.clients(np.arange(len(train)))
+    start = stack(outcome.shared, len(train))
+    problem = method.last_problem()
+    return problem.solve(start, clients, Rng.seeded(0), round=0, anchor=outcome.shared)

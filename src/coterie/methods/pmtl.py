@@ -38,6 +38,10 @@ with the same noise and the same probability of taking part. Under `replace` ano
 same cluster takes its place: which cluster a client is in is public and stays. A slot is divided by
 its own cluster's expected cohort, so a small cluster's mean is noisier by as much as it is smaller.
 
+The last fit of a linear classifier is free to choose its own strength: fits for penalties from 0.03
+to 3 times lam are averaged, weighted by the likelihood of own rows left out times a guess around
+lam. Clients with many rows leave the shared model, and those with few stay near it.
+
 `shared = "slice"` is for linear heads on the features of a frozen public map that come in public
 order (see `coterie.data.scaling` and `Linear(start=...)`). Shared, and released, are the weights of
 the first `directions` features and the biases. In a round a client fits these to its own rows
@@ -69,7 +73,7 @@ from coterie.core.tree import (
 )
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Clipping, Method, Notes, Post, Rounds, Serving, register
-from coterie.methods.baselines import best_modes, modes
+from coterie.methods.baselines import best_modes, modes, own_shares
 from coterie.methods.proximal import Proximal
 from coterie.models import Linear, Model
 from coterie.models.linear import (
@@ -81,12 +85,15 @@ from coterie.models.linear import (
     slice_variances,
 )
 from coterie.solvers.local import How, LocalProblem
-from coterie.solvers.posterior import Prior
+from coterie.solvers.posterior import Prior, add_in_turn
 from coterie.solvers.sgd import SGD
 
 if TYPE_CHECKING:
     from coterie.planning.plan import Plan
 
+WIDER, WIDTH = (0.03, 0.1, 0.3, 1.0, 3.0), 1.5
+"""The penalties over which classifiers average their last fit, in units of lam, and the width (in
+logarithms) of the public guess around lam."""
 LAST = (0.5, 1.0, 2.0, 4.0)
 """The penalties that a client chooses from for its last fit of a head, in units of lam."""
 BEGUN = "begun"
@@ -346,7 +353,26 @@ class PMTL(Proximal):
             return finite_or(self._fit(anchor, clients, lams, clients.spec.features), personal)
         start = begin(personal, anchor) if self.clusters else personal
         problem = self._weighed(self.last_problem(), clients)
+        if self._averages(problem, clients.spec):
+            return finite_or(self._average(anchor, clients), personal)
         return problem.solve(start, clients, rng, round=0, anchor=anchor)
+
+    def _averages(self, problem: LocalProblem, spec: Spec) -> bool:
+        """Return whether the last fits are averaged over penalties."""
+        return spec.task != "regression" and not self.clusters and problem.is_exact(spec)
+
+    def _average(self, anchor: Tree, clients: Clients) -> Tree:
+        """Average the fits of some penalties by the likelihood of own rows left out."""
+        assert isinstance(self.model, Linear)
+        bias, center = self.model.bias, matrix_of(anchor).cpu()
+        priors = [
+            Prior(center, torch.full_like(center, 1 / (self.lam * times)), per_row=True)
+            for times in WIDER
+        ]
+        guess = torch.tensor([0.5 * (math.log(times) / WIDTH) ** 2 for times in WIDER])
+        shares = own_shares(clients, priors, guess, bias=bias)
+        fits = torch.stack([modes(clients, one, bias=bias) for one in priors])
+        return head_of(add_in_turn(shares[:, :, None, None] * fits), bias)
 
     def _weighed(self, problem: LocalProblem, clients: Clients) -> LocalProblem:
         """Weigh lam by the rows of each client for a loss that is a sum."""
