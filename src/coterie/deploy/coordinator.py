@@ -66,6 +66,7 @@ from coterie.deploy.results import finish, finished_summary
 from coterie.deploy.secagg.member import sessions_within
 from coterie.deploy.secagg.primitives import from_ring
 from coterie.deploy.secagg.unmask import unmask_sum
+from coterie.deploy.signatures import Statement, is_statement, write_signatures
 from coterie.deploy.site import MASKED, MAX_SESSIONS, NO_SESSION, SHARED, SUM, mask_context
 from coterie.engine.rounds import server_half
 from coterie.engine.store import Ids
@@ -174,6 +175,7 @@ class Coordinator:
         self.is_hidden = self.plan.hides_cohort(spec.clients)
         self.statistics = RoundStatistics()
         self.reasons: dict[str, str] = {}
+        self.statements: dict[str, Statement] = {}
         self._handshakes: set[str] = set()
         masked = self.federation.masked
         self._ask_parts = MaskedRounds(self).parts if masked else self._parts
@@ -442,11 +444,20 @@ class Coordinator:
                 for site in sorted(missing)
             }
             self.statistics = RoundStatistics()
-            missing -= {site for site, _ in self.ask(requests)}
+            for site, message in self.ask(requests):
+                missing.discard(site)
+                self._note_statement(site, message.body.get("statement"))
             if not missing:
                 break
         reached = sorted(set(self.federation.sites) - missing)
         self.log("delivered", sites=reached)
+
+    def _note_statement(self, site: str, statement: Any) -> None:
+        """Keep what a site signed about the run; log a statement that is not about it."""
+        if is_statement(statement, self.agreement, self.state.run, site):
+            self.statements[site] = statement
+        elif statement is not None:
+            self.log("rejected", site=site, reason="its statement is not about this run")
 
     def _recover(self) -> CoordinatorState:
         for post in self.billboard.posts:
@@ -661,10 +672,11 @@ def run_coordinator(
                 log=log.note,
             )
             shared = _run_rounds(coordinator, log, report)
-            if done is not None:
-                return done
-            seconds = time.perf_counter() - started
-            return finish(folder, agreement, coordinator.billboard, shared, log, seconds)
+            if done is None:
+                seconds = time.perf_counter() - started
+                done = finish(folder, agreement, coordinator.billboard, shared, log, seconds)
+            write_signatures(folder, coordinator.key, coordinator.statements)
+            return done
 
 
 def _run_rounds(coordinator: Coordinator, log: Log, report: Report) -> Tree:

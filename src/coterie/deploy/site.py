@@ -70,6 +70,7 @@ from coterie.deploy.results import save_models
 from coterie.deploy.rows import load_rows, row_hints
 from coterie.deploy.secagg.member import Member
 from coterie.deploy.secagg.primitives import to_ring
+from coterie.deploy.signatures import make_statement
 from coterie.engine.rounds import (
     RoundState,
     absent_half,
@@ -474,7 +475,9 @@ class SiteRun:
         models = {name: torch.cat(rows)[order] for name, rows in made.items()}
         if self.site.finished is not None:
             self.site.finished(self.folder, models, shared)
-        return "finish", {}, {}
+        site = self.site
+        statement = make_statement(site.agreement, self.name, site.name, site.key)
+        return "finish", {"statement": statement}, {}
 
     def save(self, **fields: Any) -> None:
         """Store fields of this run's state on the site's disk."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -42,7 +43,13 @@ from coterie.verification.certificate import (
     is_positive,
     read_toml,
 )
-from coterie.verification.signature import check_signature, name_key, read_signature
+from coterie.verification.signature import (
+    PARTIES,
+    check_signature,
+    name_key,
+    read_signature,
+    signed_by,
+)
 
 PUBLIC = ("plan.toml", "ledger.jsonl", "posts.npz", "shared.npz")
 RECORD = "selection.json"
@@ -811,6 +818,20 @@ def _deployment(folder: Path, stated: Mapping[str, Any]) -> Iterator[Check]:
         return
     wrong = _wrong_deployment(folder, stated, deployment, federation)
     yield _judge("deployment", wrong, "trust, sites and clients as in federation.toml")
+    if (folder / PARTIES).exists() and federation is not None:
+        yield from _signers(folder, federation, stated)
+
+
+def _signers(
+    folder: Path, federation: Mapping[str, Any], stated: Mapping[str, Any]
+) -> Iterator[Check]:
+    """Check who signed the run; without the package cryptography nobody is named."""
+    if find_spec("cryptography") is None:
+        yield Check("signed by", "not here", "needs the package cryptography", "signatures")
+        return
+    signers, wrong = signed_by(folder, federation, stated)
+    expected = "signatures under the keys of federation.toml"
+    yield _judge("signed by", wrong, expected, "; ".join(signers))
 
 
 def _wrong_deployment(

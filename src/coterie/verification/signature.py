@@ -9,8 +9,10 @@ Whoever checks it has the public key from elsewhere: the key inside is only a cl
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FORMAT = "coterie signature"
 FORMAT_VERSION = 1
@@ -129,3 +131,71 @@ def check_signature(path: Path, key: bytes) -> str:
     except (InvalidSignature, ValueError, OSError):
         return f"{path.name} is not what key {found.key_id} signed"
     return ""
+
+
+# Deployments: signatures of the coordinator and of sites, under the keys of federation.toml.
+
+PARTIES = "signatures.json"
+_SITE, _COORDINATOR = b"coterie site statement v1\n", b"coterie certificate v1\n"
+
+
+def signed_by(
+    folder: Path, federation: Mapping[str, Any], certificate: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Return who signed a deployed run, and what is wrong with signatures.
+
+    The coordinator signs the bytes of guarantee.json. A site signs a statement about the run: the
+    hashes of plan.toml and federation.toml, epsilon and delta.
+
+    Raises:
+        ValueError: If cryptography is not installed, or the file cannot be read.
+    """
+    found = json.loads((folder / PARTIES).read_text(encoding="utf-8"))
+    if found.get("format") != "coterie signatures" or found.get("format_version") != 1:
+        raise ValueError(f"{PARTIES} is of another format")
+    content = _COORDINATOR + (folder / "guarantee.json").read_bytes()
+    signers, wrong = [], []
+    signature = found["coordinator"]["signature"]
+    if _is_signed(federation["coordinator"], signature, content):
+        signers.append("the coordinator (guarantee.json)")
+    else:
+        wrong.append("guarantee.json is not what the coordinator signed")
+    files = ("plan.toml", "federation.toml")
+    expected = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
+    expected |= {key: certificate[key] for key in ("epsilon", "delta")}
+    runs, sites = set(), []
+    for site, one in sorted(found["sites"].items()):
+        known = federation["sites"].get(site)
+        if known is None or not _is_signed(
+            known["key"], one["signature"], _SITE + one["text"].encode()
+        ):
+            wrong.append(f"the statement of {site} is not signed by it")
+            continue
+        stated = json.loads(one["text"])
+        runs.add(stated["run"])
+        differs = [key for key, value in expected.items() if stated[key] != value]
+        if stated["site"] != site or differs:
+            wrong.append(f"{site} signed another {', '.join(differs) or 'site'}")
+            continue
+        sites.append(site)
+    if len(runs) > 1:
+        wrong.append("sites signed different runs")
+    signers.append(
+        f"{len(sites)} of {len(federation['sites'])} sites ({', '.join(sites) or 'none'}: plan, "
+        "federation and epsilon)"
+    )
+    return signers, wrong
+
+
+def _is_signed(key: str, signature: str, content: bytes) -> bool:
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ImportError as error:
+        raise ValueError(_MISSING) from error
+    try:
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
+        public.verify(bytes.fromhex(signature), content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
