@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -34,6 +35,14 @@ _SUPERLINK = """\
 All arguments after -- are those of flower-superlink. Telemetry and update checks are off. Paths
 other than /v1/fleet/ and /health return 403 to every address except this machine's own, because
 Flower's Control API has no authentication and shares the port."""
+_SUPERNODE = """\
+All arguments after -- are those of flower-supernode. Telemetry and update checks are off, and the
+process that Flower starts for every message starts in half the time.
+
+--policy is for apps that are not made by coterie: clip, noise_multiplier, rounds, epsilon, delta
+and folder, in TOML. Every update is clipped and gets noise at the site, every answer is charged
+first, nothing else is sent, and the site refuses beyond rounds or epsilon. The app needs no change.
+`coterie verify FOLDER` checks the site's account."""
 _STATUS = """\
 For a coordinator's run folder: its state (running, stopped, failed, finished), rounds, answers,
 sites, epsilon spent and planned by adversary, and the next step. For a site's folder: the runs that
@@ -131,6 +140,7 @@ def add(commands: Commands) -> None:
         _add_certificates,
         _add_init,
         _add_superlink,
+        _add_supernode,
         _add_status,
         _add_wait,
         _add_demo,
@@ -207,6 +217,24 @@ def _add_superlink(inner: Commands) -> None:
         "others", metavar="-- ARGUMENT", nargs="*", help="arguments of flower-superlink"
     )
     parser.set_defaults(action=superlink)
+
+
+def _add_supernode(inner: Commands) -> None:
+    parser = command(
+        inner,
+        "supernode",
+        "start a site's SuperNode, under a policy of its own for any app",
+        "coterie deploy supernode --policy policy.toml -- --superlink link.example:9100 "
+        "--root-certificates ca.pem --auth-supernode-private-key supernode",
+        _SUPERNODE,
+    )
+    parser.add_argument(
+        "--policy", metavar="FILE", help="what the site permits any app; not for apps of coterie"
+    )
+    parser.add_argument(
+        "others", metavar="-- ARGUMENT", nargs="*", help="arguments of flower-supernode"
+    )
+    parser.set_defaults(action=supernode)
 
 
 def _add_status(inner: Commands) -> None:
@@ -319,6 +347,26 @@ def superlink(arguments: argparse.Namespace) -> int:
 
     allowed = ["--control-from", *arguments.control_from] if arguments.control_from else []
     return main([*allowed, *arguments.others])
+
+
+def supernode(arguments: argparse.Namespace) -> None:
+    """Run `coterie deploy supernode`: this process becomes Flower's."""
+    need_flower()
+    from coterie.deploy.starter import POLICY, light_path, program
+    from coterie.deploy.superlink import SWITCHES
+    from coterie.deploy.worker import socket_path
+
+    program("flower-supernode")  # raises where Flower is not installed
+    environment = {**os.environ, **SWITCHES}
+    if arguments.policy is not None:
+        from coterie.flower.policy import Policy
+
+        path = Path(arguments.policy).resolve()
+        Policy.load(path)
+        environment[POLICY] = str(path)
+    beside = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+    environment["PATH"] = light_path(socket_path(Path("starter")).parent / "bin", beside)
+    os.execvpe("flower-supernode", ["flower-supernode", *arguments.others], environment)  # noqa: S606, S607
 
 
 def status(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ empty module is never looked up, and the file does what Flower's does.
 
 import os
 import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,8 @@ from typing import Any
 
 _UNUSED = "flwr.supernode.cli.flower_supernode"
 _NAME = "flwr-clientapp"
+POLICY = "COTERIE_POLICY"
+"""The environment variable that names the policy of a site (`coterie.flower.policy`)."""
 _SCRIPT = """\
 #!{python}
 from coterie.deploy.starter import main
@@ -55,4 +58,7 @@ def main() -> None:
     unused = ModuleType(_UNUSED)
     unused.flower_supernode = None  # type: ignore[attr-defined]
     sys.modules[_UNUSED] = unused
+    if (policy := os.environ.get(POLICY)) is not None:
+        # By name: deployments of coterie's own apps never load it.
+        import_module("coterie.flower.policy").enforce(Path(policy))
     program(_NAME)()
