@@ -69,7 +69,7 @@ NOT_RUN = {
     r"pip install ": "needs a package index; tests/test_wheel.py installs a wheel",
     r"make (run|test|demo-flower)\b": "builds an environment",
     r"\. \.venv/bin/activate": "of the environment that make builds",
-    r"(flwr|flower-supernode|coterie deploy super(link|node)) ": "processes that stay; tests/deploy/real",
+    r"(flwr|flower-supernode|coterie deploy super(link|node)) ": "they stay; tests/deploy/real",
     r"coterie deploy demo": "starts a federation; tests/deploy/real",
     r"coterie deploy (init \w+ --plan \S+ --federation|status) ": "files of other machines",
     r"coterie (verify|report) runs/ward": "the run that flwr starts",

@@ -10,7 +10,8 @@ from scipy import optimize, stats
 flwr = pytest.importorskip("flwr.serverapp")
 
 from coterie.cli.main import main  # noqa: E402
-from coterie.flower import LEDGER, CoterieAccountant  # noqa: E402
+from coterie.flower import CoterieAccountant  # noqa: E402
+from coterie.flower.accountant import LEDGER  # noqa: E402
 
 Event = flwr.GaussianPrivacyEvent
 FULL = flwr.PrivacyConfig(
