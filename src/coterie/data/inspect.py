@@ -712,31 +712,15 @@ def _propose(seen: Look, wishes: Wishes) -> Proposal:
     aim = _without_markers(columns.get(target or ""))
     options, text, blocking = _target(aim, wishes.task)
     used = [others[name] for name in features]
-    levels = {c.name: _levels(c) for c in used if c.kind == "category"}
-    dates = {c.name: _origin(c) for c in used if c.kind == "date"}
-    ranges = dict(_ranges(used))
-    if options["task"] == "regression" and aim is not None:
-        ranges[aim.name] = aim.range
-    options |= {
-        "client": client or "client",
-        "target": target or "y",
-        "split": split,
-        "features": tuple(features),
-        "levels": levels,
-        "dates": dates,
-        "ranges": ranges,
-        "clip": 3.0,
-        "missing": "client-median",
-        **_spellings([*used, *([] if aim is None else [aim])]),
-        "indicators": tuple(c.name for c in used if c.gaps > c.rows / 20),
-    }
+    options |= {"client": client or "client", "target": target or "y", "split": split}
+    options |= _schema(used, aim, options["task"])
     if not features:
         blocking.append(
             "no column is left to predict from: see the columns left out, or name some with "
             "--features"
         )
     more, problems = _client_problems(columns, client)
-    read = tuple(_read_facts(options, dates)) if target else ()
+    read = tuple(_read_facts(options, options["dates"])) if target else ()
     owner = "client: the name of the file" if seen.files and client == FILE else "client"
     texts = {n: t for n, t in ((client, owner), (target, text)) if n is not None}
     return Proposal(
@@ -754,6 +738,23 @@ def _propose(seen: Look, wishes: Wishes) -> Proposal:
         blocking=(*more, *blocking),
         read=read,
     )
+
+
+def _schema(used: Sequence[Facts], aim: Facts | None, task: str | None) -> dict[str, Any]:
+    """Return how the columns of features are read, as options of `Source`."""
+    ranges = dict(_ranges(used))
+    if task == "regression" and aim is not None:
+        ranges[aim.name] = aim.range
+    return {
+        "features": tuple(c.name for c in used),
+        "levels": {c.name: _levels(c) for c in used if c.kind == "category"},
+        "dates": {c.name: _origin(c) for c in used if c.kind == "date"},
+        "ranges": ranges,
+        "clip": 3.0,
+        "missing": "client-median",
+        **_spellings([*used, *([] if aim is None else [aim])]),
+        "indicators": tuple(c.name for c in used if c.gaps > c.rows / 20),
+    }
 
 
 def _as_category(column: Facts) -> Facts:
