@@ -100,8 +100,20 @@ WHOLE = ("benchmarks/reconstruction.py",)
 QUICK = sorted({item.quick or item.command for item in ITEMS if item.machine != "none"})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", QUICK)
+BRIEF = (
+    "python benchmarks/papers_mpmtl.py fig2 --quick",
+    "python benchmarks/claims.py pmtl --quick",
+)
+"""Studies that the daily suite runs too: some seconds."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(one, marks=pytest.mark.full if one in BRIEF else pytest.mark.slow)
+        for one in QUICK
+    ],
+)
 def test_commands_run_in_their_quick_form(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)
     if words[0] == "python":
@@ -139,3 +151,20 @@ def test_published_plans_say_that_they_are_no_guarantee() -> None:
     plan = ct.DPFedMTL.published(cohort=3, rounds=2, sigma=0.65)
     assert "NOT A GUARANTEE" in plan.guarantee(50).statement()
     assert ct.MTLSVM().notes().caveats == ct.PMTL().notes().caveats == ()
+
+
+def test_the_preprocessing_of_lsoa(tmp_path: Path) -> None:
+    """One client per target; a gap of a category is a level, one of a number a constant."""
+    path = tmp_path / "people.csv"
+    path.write_text("lame,age,falls,stroke\nyes,60,1,0\n,70,0,\nno,,1,1\n")
+    source = ct.Source(
+        target=("falls", "stroke"), targets_are_clients=True, task="binary", missing="constant",
+        levels={"lame": ("yes", "no", "other")}, fill={"age": 75.0}, unit_rows=True,
+    )  # fmt: skip
+    data = ct.load(path, source)
+    assert data.names == ("falls", "stroke") and data.counts.tolist() == [3, 2]
+    rows = data.features[:3]
+    lame, age = rows[:, :3], rows[:, 3]
+    assert lame.argmax(dim=1).tolist() == [0, 2, 1]  # yes, missing, no
+    assert (age / lame.max(dim=1).values).tolist() == pytest.approx([60, 70, 75])
+    assert rows.norm(dim=1).tolist() == pytest.approx([1, 1, 1])
