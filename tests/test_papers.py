@@ -27,6 +27,10 @@ def test_the_pages_are_current() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{path}: run python tools/papers.py pages"
 
 
+def test_the_daily_studies_are_studies_of_the_papers() -> None:
+    assert set(BRIEF) <= set(QUICK)
+
+
 def test_items_have_places_of_their_own() -> None:
     pages = [item.page for item in ITEMS]
     assert len(pages) == len(set(pages))
