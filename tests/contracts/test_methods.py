@@ -83,6 +83,7 @@ VARIANTS = {
     "mocha learned": ("mocha", {"relation": "learned", "every": 2}),
     "pfeb gls": ("pfeb", {"gls": True}),
     "pfeb fixed": ("pfeb", {"learn": False, "momentum": 0.0}),
+    "pfeb structure": ("pfeb", {"structure": 1.0}),
     "pfeb guard": ("pfeb", {"guard": True}),
     "pfeb slice": ("pfeb", {"shared": "slice", "directions": 2}),
     "pmtl slice": ("pmtl", {"shared": "slice", "directions": 2}),

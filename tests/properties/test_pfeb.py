@@ -27,6 +27,9 @@ WILD = [0.0, 1.0, -1.0, 1e-30, 1e8, -1e20, 3e38, math.nan, math.inf, -math.inf]
 CASES = [
     ("regression", {}),
     ("regression", {"gls": True}),
+    ("regression", {"structure": 1.0}),
+    ("regression", {"structure": 0.5, "personal": (0, 2)}),
+    ("binary", {"structure": 1.0}),
     ("regression", {"learn": False}),
     ("regression", {"personal": (0, 2)}),
     ("binary", {"personal": (2,)}),
@@ -86,6 +89,10 @@ def law_of(draw, method, spec):
     far = {"ahead": torch.from_numpy(center), "mean": torch.from_numpy(center)}
     if spec.task == "regression":
         far["residual"] = torch.full((1,), 10.0 ** draw(st.integers(-8, 4)), dtype=torch.float64)
+    if "mixing" in shared:  # any structure, and the block in both of its uses
+        mixing = torch.from_numpy(rng.standard_normal((shape[1], shape[1])))
+        far["mixing"] = mixing / mixing.norm(dim=1, keepdim=True)
+        far["searching"] = torch.full((1,), float(draw(st.booleans())), dtype=torch.float64)
     return {**shared, **far, "variances": torch.from_numpy(variances)}
 
 

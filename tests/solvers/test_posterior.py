@@ -352,6 +352,62 @@ def test_a_client_is_the_same_in_any_company(task, is_sparse, features):
         np.testing.assert_array_equal(one, all_of_them[order])
 
 
+# ------------------------------------------------------------------------------ correlated weights
+
+
+def a_mixing(size, seed=3):
+    drawn = torch.from_numpy(np.random.default_rng(seed).standard_normal((size, size)))
+    return drawn / drawn.norm(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_correlated_weights_are_the_closed_form(is_sparse):
+    data, C = dataset("regression", is_sparse=is_sparse), a_mixing(6)
+    prior = a_prior("regression", 6, mixing=C)
+    found = posterior(everyone(data), prior, bias=True, curvature=True)
+    weights = prior.weights(found.deviation)[:, 0].numpy()
+    center, sd = prior.center[0].numpy(), prior.variances[0].sqrt().numpy()
+    whole = (sd[:, None] * C.numpy()) @ (sd[:, None] * C.numpy()).T
+    for client, count in enumerate(COUNTS):
+        x, y = own(data, client, True)
+        S = prior.residual * np.eye(count) + x @ whole @ x.T
+        wanted = center + whole @ x.T @ np.linalg.solve(S, y - x @ center)
+        np.testing.assert_allclose(weights[client], wanted, rtol=1e-8, atol=1e-10)
+        z = x @ (sd[:, None] * C.numpy())
+        K = z.T @ np.linalg.solve(S, z)
+        np.testing.assert_allclose(found.curvature[client], K, rtol=1e-8, atol=1e-10)
+
+
+def test_an_identity_mixes_nothing():
+    data = dataset("binary")
+    plain = a_prior("binary", 6)
+    mixed = replace(plain, mixing=torch.eye(6, dtype=torch.float64))
+    for left, right in zip(
+        results(everyone(data), plain), results(everyone(data), mixed), strict=True
+    ):
+        np.testing.assert_allclose(left, right, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("task", ["regression", "binary"])
+def test_correlated_weights_are_the_same_in_any_company(task):
+    data, prior = dataset(task, features=9), a_prior(task, 10, mixing=a_mixing(10))
+    together = results(everyone(data), prior)
+    for client, count in enumerate(COUNTS):
+        for one, whole in zip(
+            results(data.clients(np.array([client])), prior), together, strict=True
+        ):
+            cut = whole[client]
+            cut = cut[:count] if one.ndim > 1 and one.shape[1] == count else cut
+            np.testing.assert_array_equal(one[0], cut)
+
+
+def test_mixings_that_do_not_fit():
+    with pytest.raises(ValueError, match="expected \\(6, 6\\) for one output"):
+        a_prior("regression", 6, mixing=a_mixing(5))
+    with pytest.raises(ValueError, match="mixing: given a NaN"):
+        a_prior("regression", 6, mixing=a_mixing(6) * np.nan)
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_neighbours_rows_do_not_matter(task):
     # Enough work for several threads, and neighbours with other numbers of rows.

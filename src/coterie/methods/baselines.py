@@ -244,8 +244,7 @@ def ridge_prior(model: Model, spec: Spec, lam: float, *, per_row: bool = True) -
 
 def modes(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
     """Return the modes, (c, outputs, p) float64, the bias last."""
-    found = posterior(clients, prior, bias=bias).deviation
-    return found * prior.variances.sqrt().to(found.device) + prior.center.to(found.device)
+    return prior.weights(posterior(clients, prior, bias=bias).deviation)
 
 
 def best_modes(clients: Clients, priors: Sequence[Prior], *, bias: bool) -> Tensor:

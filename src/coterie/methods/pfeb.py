@@ -54,6 +54,21 @@ of all noise that moved the mean is public (without curvatures; an upper bound, 
 had undone any of it). So the final mean is shrunk towards the public start at no cost, by the
 positive part of 1 - variance of the noise / |mean - start|^2 (James and Stein 1961).
 
+Structure: personal effects may be correlated, w_k ~ N(w, S C C' S) with S the standard deviations
+and C C' a correlation matrix, which starts as I. For one output, 4 to 32 random effects and a
+budget that can show it (`_structure_share`) a further block releases
+
+    second     d_k d_k' - (I - V_k), clipped to the Frobenius norm sqrt(q)
+
+with d_k, V_k mean and covariance of the posterior in units of the whole prior: the gradient of the
+log-likelihood in the prior's covariance, 0 on average where C is right. The server averages the
+releases. Eigenvalues beyond the edge of what noise and the sampling of clients can make (Wigner
+1955) are shrunk as is best for a matrix in such noise (Gavish and Donoho 2017) and change C; all
+others count as 0. Once that edge is below 0.55, correlations whose largest eigenvalue is below 1.5
+are dropped, C = I, and from then on the block carries mean, spread and residual a second time,
+each within its share. So a federation without structure loses what finding out took. What a block
+carries is decided by earlier releases alone, and its bound holds for anything that it carries.
+
 `shared = "slice"`: for linear heads on public features in public order (`models.features`) only the
 weights of the first `directions` features and the biases are shared and released; at the end each
 client fits its whole head, the others with the mean variance that was learned, around the public
@@ -61,7 +76,9 @@ start.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -93,6 +110,7 @@ from coterie.planning.advice import (
     affordable_rounds,
 )
 from coterie.solvers.posterior import (
+    Posterior,
     Prior,
     add_in_turn,
     leave_one_out,
@@ -108,6 +126,12 @@ START_RESIDUAL = 0.5
 _SPREAD, _RESIDUAL, _CURVATURE = 1.5, 3.0, 0.7  # bounds of the blocks
 _SHARES = {"mean": 0.6, "spread": 0.3, "residual": 0.1}  # of mu^2
 _GLS_SHARES = {"mean": 0.45, "spread": 0.2, "residual": 0.1, "curvature": 0.25}
+_STRUCTURE = 1.0  # of the second moment, times sqrt(q)
+_WAIT = 2.0  # rounds until the mean has arrived: around one from afar, all effects look alike
+_ACT, _EDGE, _KEPT = 1.0, 0.55, 1.5  # noise to act at, noise to decide at, and what is kept then
+_LONGER = 5.0  # steps of the structure: clips and few rows show about a fifth of what is missing
+_MOST_SHARE, _MOST_NEED = 0.375, 0.7  # of the budget
+_STRUCTURED = (4, 32)  # random effects
 _EXACT_GLS = 64  # weights up to which a fit without privacy takes whole curvatures
 _START, _START_CLASSES = 0.2, 1.0  # variances of weights
 _LEAST = 1e-10  # a variance that is as good as none
@@ -132,6 +156,8 @@ class PFEB(Method):
         residual: Whether a residual variance is released; None for outcomes of regression.
         gls: Release curvatures too, see the module's docstring; None for the rule (at most 5
             weights, and clients times mu at least 300; without privacy, at most 64 weights).
+        structure: Share of the budget for correlations of effects, relative to the mean's; 0 for
+            none; None for the rule.
         spread: Share of the budget for the spread of random effects, relative to the mean's; None
             for the rule: 0.5, times sqrt(random / all) where some effects are fixed.
         shrink: Whether the final mean is shrunk towards the public start by its noise, which is
@@ -149,6 +175,7 @@ class PFEB(Method):
     momentum: float = 0.8
     residual: bool | None = None
     gls: bool | None = None
+    structure: float | None = None
     spread: float | None = None
     shrink: bool | None = None
     guard: bool = False
@@ -164,6 +191,8 @@ class PFEB(Method):
             )
         if self.spread is not None and not 0 <= self.spread <= 100:
             raise ValueError(f"spread = {self.spread}: expected a number from 0 to 100")
+        if self.structure is not None and not 0 <= self.structure <= 100:
+            raise ValueError(f"structure = {self.structure}: expected a number from 0 to 100")
         if not 0 <= self.momentum <= 0.8:
             raise ValueError(f"momentum = {self.momentum}: expected a number from 0 to 0.8")
         if self.shared not in ("all", "slice"):
@@ -195,8 +224,31 @@ class PFEB(Method):
         most = _EXACT_GLS if n_mu == math.inf else FEW_PARAMETERS
         few = spec.features + self._bias <= most and n_mu >= LARGE_BUDGET
         if few and self.gls is None and self._can_gls(spec):
-            return replace(chosen, gls=True)
+            chosen = replace(chosen, gls=True)
+        if self.structure is None:
+            chosen = replace(chosen, structure=chosen._structure_share(spec, n_mu))
         return chosen
+
+    def _structure_share(self, spec: Spec, n_mu: float) -> float:
+        """Return the share, relative to the mean's, that shows it in a quarter of the rounds.
+
+        A share f gives released second moments noise whose edge is sqrt(8 / f) q / (n mu) then.
+        """
+        least, most = _STRUCTURED
+        size = self._random_size(spec)
+        need = 8 * (size / n_mu / _EDGE) ** 2 if n_mu < math.inf else math.inf
+        if not (self._can_structure(spec) and least <= size <= most and need <= _MOST_NEED):
+            return 0.0
+        share = min(need, _MOST_SHARE)
+        return round(share / (1 - share) / _SHARES["mean"], 4)
+
+    def _random_size(self, spec: Spec) -> int:
+        random = self._random(spec)
+        return spec.features + self._bias if random is None else int(random.sum())
+
+    def _can_structure(self, spec: Spec) -> bool:
+        usual = self.learn and self.shared == "all" and self.spread != 0
+        return usual and spec.outputs == 1 and not self.gls and self._random_size(spec) > 0
 
     def _can_gls(self, spec: Spec) -> bool:
         whole = self.shared == "all" and spec.personal is None
@@ -215,6 +267,11 @@ class PFEB(Method):
             raise ValueError(
                 f'gls = true needs one output, learn = true, shared = "all" and no fixed effects; '
                 f"this is {spec.task} with {spec.outputs} outputs: leave gls out, or use false"
+            )
+        if self.structure and not self._can_structure(spec):
+            raise ValueError(
+                f"structure = {self.structure} needs one output, random effects and their spread, "
+                'learn = true, shared = "all" and no gls: leave structure out, or use 0'
             )
         if self.shared == "slice":
             check_directions(self.directions, spec)
@@ -238,6 +295,8 @@ class PFEB(Method):
         variances = slice_variances(spec, self._bias, directions, start)
         random = self._random(spec)
         fixed = {} if random is None else {"random": random.double().expand_as(variances).clone()}
+        if self.structure:
+            fixed |= _unstructured(variances.shape[1])
         return {
             **fixed,
             "ahead": center,
@@ -265,6 +324,15 @@ class PFEB(Method):
         return Clipping(clip=clip, blocks=self._blocks(clip))
 
     def _blocks(self, clip: float) -> tuple[Block, ...]:
+        blocks = self._usual_blocks(clip)
+        if not self.structure:
+            return blocks
+        whole = 1 + self.structure * blocks[0].share
+        usual = [replace(block, share=block.share / whole) for block in blocks]
+        share = 1 - math.fsum(block.share for block in usual)
+        return (*usual, Block("second", _STRUCTURE, share))
+
+    def _usual_blocks(self, clip: float = 1.0) -> tuple[Block, ...]:
         if not self.learn:
             return (Block("mean", clip, 1.0),)
         given = dict(_GLS_SHARES if self.gls else _SHARES)
@@ -301,6 +369,8 @@ class PFEB(Method):
         sizes = {"mean": weights, "spread": spread, "residual": 1}
         if self.gls:
             sizes["curvature"] = weights * (weights + 1) // 2
+        if self.structure:  # room for what it carries later, too
+            sizes["second"] = max(spread * (spread + 1) // 2, weights + spread + 1)
         return {name: size for name, size in sizes.items() if name == "mean" or self._learns(name)}
 
     def _learns(self, name: str) -> bool:
@@ -314,32 +384,52 @@ class PFEB(Method):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Find the own posterior; contribute what the prior learns from."""
-        residual = _residual(shared, clients.spec)
-        working = Prior(_cpu(shared["ahead"]), _cpu(shared["variances"]), residual)
-        found = posterior(clients, working, bias=self._bias, curvature=bool(self.gls))
-        posted, own = self._posted(shared), found
+        whole, posted = bool(self.gls or self.structure), self._posted(shared)
+        working = self._working(shared, clients.spec)
+        found = own = posterior(clients, working, bias=self._bias, curvature=whole)
         spread = _spreads(shared, posted)
         if self.learn and "random" in shared:
             itself = replace(working, variances=working.variances * _cpu(shared["random"]))
-            own = posterior(clients, itself, bias=self._bias)
+            own = posterior(clients, itself, bias=self._bias, curvature=whole)
         mean = found.deviation[:, posted.to(found.deviation.device)]
         spread = spread.to(mean.device)
         rows = {"mean": mean, "residual": own.residual[:, None]}
         rows["spread"] = own.variances[:, spread] + own.deviation[:, spread].square()
-        if found.curvature is not None:
+        if self.gls:
+            assert found.curvature is not None
             rows["curvature"] = packed(found.curvature) / math.sqrt(mean.shape[1])
-        return personal, {name: rows[name] for name in self._sizes(posted, shared)}
+        sizes = self._sizes(posted, shared)
+        if self.structure:
+            rows["spread"], second = second_moments(own, _cpu(shared["mixing"]), spread[0].cpu())
+            if float(shared["searching"]) < 0.5:
+                second = carried(rows, self._usual_blocks())
+            padding = sizes["second"] - second.shape[1]
+            rows["second"] = torch.nn.functional.pad(second, (0, padding)).to(mean.device)
+            rows["spread"] = rows["spread"].to(mean.device)
+        return personal, {name: rows[name] for name in sizes}
+
+    def _working(self, shared: Tree, spec: Spec) -> Prior:
+        """Return the prior of a round: fixed effects have their public units as variances."""
+        return Prior(
+            _cpu(shared["ahead"]),
+            _cpu(shared["variances"]),
+            _residual(shared, spec),
+            mixing=_mixing(shared),
+        )
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the prior by what was released."""
-        found, posted = Statistics.of(post, shared), self._posted(shared)
+        found, posted = Statistics.of(post, shared, self._carrying(shared)), self._posted(shared)
         posts, root = float(shared["posts"]), shared["variances"].sqrt()
         if found.curvature is None:
             step = STEP * found.mean
             momentum = max(0.0, min(posts / (posts + 3), self.momentum - found.shaken))
         else:
             step, momentum = found.newton(), 0.0  # of the right length at once
-        mean = shared["ahead"] + root * _on(posted, step)
+        whole = _on(posted, step)
+        if self.structure:
+            whole = whole @ shared["mixing"].mT
+        mean = shared["ahead"] + root * whole
         ahead = mean + momentum * (mean - shared["mean"])
         after = {**shared, "mean": mean, "ahead": ahead, "posts": shared["posts"] + 1}
         after["noisy"] = _one(float(found.noisy))
@@ -356,7 +446,14 @@ class PFEB(Method):
             moved = (shared["variances"] * _on(learnt, spread)).clamp(_LEAST, 1 / _LEAST)
             after["variances"] = torch.where(learnt, moved, after["variances"])
         after["residual"] = (shared["residual"] * residual).clamp(_LEAST, 1 / _LEAST)
+        if found.second is not None and posts > _WAIT:
+            after |= Structure.of(shared, learnt[0]).learn(found, post.cohort)
         return after
+
+    def _carrying(self, shared: Tree) -> tuple[Block, ...]:
+        """Return the blocks that the one of the structure carries, none while it is searched."""
+        searched = not self.structure or float(shared["searching"]) > 0.5
+        return () if searched else self._usual_blocks()
 
     def prior(self, shared: Tree, spec: Spec) -> Prior:
         """Return the prior that the releases so far come to, of whole models."""
@@ -367,7 +464,8 @@ class PFEB(Method):
             # What is not released varies, for all that is known, as what is.
             usual = variances[:, : self.directions] if self.directions else variances[:, -1:]
             variances = torch.where(variances > 0, variances, usual.mean())
-        return Prior(self._final(shared, spec), variances, _residual(shared, spec))
+        mixing = _mixing(shared)
+        return Prior(self._final(shared, spec), variances, _residual(shared, spec), mixing=mixing)
 
     def _final(self, shared: Tree, spec: Spec) -> Tensor:
         """Return the mean of the prior after shrinkage by its noise."""
@@ -443,6 +541,8 @@ class PFEB(Method):
         assert found.curvature is not None
         root = prior.variances[0].sqrt()
         inner = torch.eye(len(root), dtype=torch.float64) - found.curvature.cpu()
+        if prior.mixing is not None:
+            inner = turned(inner, prior.mixing)
         whole = torch.zeros(len(clients), width + 1, width + 1, dtype=torch.float64)
         whole[:, : len(root), : len(root)] = inner * root[:, None] * root
         whole[:, width, width] += prior.residual if clients.spec.task == "regression" else 0.0
@@ -500,6 +600,10 @@ def _cpu(leaf: Tensor) -> Tensor:
     return leaf.detach().cpu().double()
 
 
+def _mixing(shared: Tree) -> Tensor | None:
+    return _cpu(shared["mixing"]) if "mixing" in shared else None
+
+
 def _spreads(shared: Tree, posted: Tensor) -> Tensor:
     """Return which weights release a spread: those that are shared and personal."""
     return posted & _is_random(shared).to(posted.device) if "random" in shared else posted
@@ -514,6 +618,114 @@ def _on(posted: Tensor, values: Tensor) -> Tensor:
     whole = torch.zeros(posted.shape, dtype=torch.float64)
     whole[posted.cpu()] = values.double().cpu()
     return whole
+
+
+def turned(matrices: Tensor, mixing: Tensor) -> Tensor:
+    """Return C M C' of each matrix (c, p, p), added in order: the same bits in any company."""
+    for _ in range(2):  # M' C' first, then C M C'
+        columns = range(len(mixing))
+        matrices = reduce(torch.add, (matrices[:, at, :, None] * mixing[:, at] for at in columns))
+    return matrices
+
+
+def second_moments(own: Posterior, mixing: Tensor, random: Tensor) -> tuple[Tensor, Tensor]:
+    """Return spreads of the random effects, and by what second moments exceed the prior.
+
+    The first are in units of their variances, (c, q); the others packed, over sqrt(q).
+    """
+    assert own.curvature is not None
+    deviation = own.deviation[:, 0].cpu()
+    beyond = deviation[:, :, None] * deviation[:, None] - own.curvature.cpu()
+    spread = 1 + turned(beyond, mixing).diagonal(dim1=1, dim2=2)[:, random]
+    inside = beyond[:, random][:, :, random]
+    return spread, packed(inside) / math.sqrt(inside.shape[-1])
+
+
+def _unit(block: Block, size: int) -> float:
+    """Return the unit in which a block is carried: then all of them have at most norm 1."""
+    return block.bound_of(size) / math.sqrt(block.share)
+
+
+def carried(rows: Mapping[str, Tensor], blocks: tuple[Block, ...]) -> Tensor:
+    """Return all blocks of contributions side by side, clipped, in units of joint norm 1."""
+    parts = []
+    for block in blocks:
+        leaf = rows[block.name].cpu()
+        leaf = leaf if block.kind == "signed" else leaf.clamp_min(0.0)
+        bound = block.bound_of(leaf.shape[1])
+        norm = add_in_turn(leaf.square().T).sqrt()[:, None]
+        parts.append(leaf * (bound / norm.clamp_min(bound)) / _unit(block, leaf.shape[1]))
+    return _STRUCTURE * torch.cat(parts, dim=1)
+
+
+def _unstructured(size: int) -> dict[str, Tensor]:
+    """Return the state of effects without correlations that were found so far."""
+    eye = torch.eye(size, dtype=torch.float64)
+    zero = _one(0.0)
+    return {"mixing": eye, "evidence": 0 * eye, "seen": zero, "searching": zero + 1}
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Correlations of the random effects, and what releases say against them.
+
+    Attributes:
+        random: Which effects are random, (p,) bool.
+        mixing: C, (q, q), with rows of norm 1.
+        evidence: The mean of released second moments, in units of the prior now.
+        seen: How many releases that is.
+    """
+
+    random: Tensor
+    mixing: Tensor
+    evidence: Tensor
+    seen: float
+
+    @classmethod
+    def of(cls, shared: Tree, random: Tensor) -> "Structure":
+        """Read the state."""
+        random = random.cpu()
+        parts = [shared[name][random][:, random] for name in ("mixing", "evidence")]
+        return cls(random, parts[0], parts[1], float(shared["seen"]))
+
+    def learn(self, found: "Statistics", cohort: float) -> dict[str, Tensor]:
+        """Return the state after a release of second moments: see the module's docstring."""
+        assert found.second is not None
+        size, seen = len(self.mixing), self.seen + 1
+        evidence = self.evidence + (found.second - self.evidence) / seen
+        noise = found.second_noise * math.sqrt(2 * size / seen)
+        edge = math.hypot(noise, math.sqrt(size / cohort))
+        moved = replace(self, evidence=evidence, seen=seen)
+        moved = moved.moved(edge) if noise < _ACT else moved
+        largest = float(torch.linalg.eigvalsh(moved.mixing @ moved.mixing.mT)[-1])
+        if noise < _EDGE and largest < _KEPT:
+            return _unstructured(len(self.random)) | {"searching": _one(0.0)}
+        return moved.state()
+
+    def moved(self, edge: float) -> "Structure":
+        """Return the structure after a step along what is beyond the edge.
+
+        Levels are the spread's: only differences of eigenvalues count, and rows of C keep norm 1.
+        """
+        values, vectors = torch.linalg.eigh(self.evidence)
+        values = values - values.mean()
+        beyond = (values.square() - edge**2).clamp_min(0.0).sqrt() * (values > edge)
+        if not bool((beyond > 0).any()):
+            return self
+        mixing = self.mixing @ ((vectors * (1 + _LONGER * beyond).sqrt()) @ vectors.mT)
+        mixing = mixing / mixing.square().sum(dim=1, keepdim=True).sqrt()
+        back = torch.linalg.solve(mixing, self.mixing)
+        eye = torch.eye(len(mixing), dtype=torch.float64)
+        evidence = back @ (eye + self.evidence) @ back.mT - eye
+        return replace(self, mixing=mixing, evidence=(evidence + evidence.mT) / 2)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the leaves of the state; fixed effects have no correlations."""
+        state = _unstructured(len(self.random)) | {"seen": _one(self.seen)}
+        inside = self.random[:, None] & self.random
+        state["mixing"][inside] = self.mixing.flatten()
+        state["evidence"][inside] = self.evidence.flatten()
+        return state
 
 
 DOUBT = (1.0, 0.3, 1.0)
@@ -539,7 +751,8 @@ class Statistics:
     `noise` is the variance of the noise of each entry of the spread, `still` that of the residual;
     `draw` is the relative variance that a random cohort gives to all of them alike. `noisy` is
     whether a release is random at all, by noise or by sampling. `shaken` is how far both move the
-    mean, in units of the prior.
+    mean, in units of the prior. `second` is the release about the structure, (q, q), None where
+    there is none, and `second_noise` the deviation of its noise on the diagonal.
     """
 
     mean: Tensor
@@ -552,12 +765,25 @@ class Statistics:
     floor: float
     noisy: bool
     shaken: float
+    second: Tensor | None = None
+    second_noise: float = 0.0
 
     @classmethod
-    def of(cls, post: Post, shared: Tree) -> "Statistics":
-        """Read a release; what was not released is as it would be at the optimum."""
+    def of(cls, post: Post, shared: Tree, carrying: tuple[Block, ...] = ()) -> "Statistics":
+        """Read a release; what was not released is as it would be at the optimum.
+
+        `carrying` are the blocks that are carried by that of the structure too.
+        """
         means = {name: leaf.double() / post.cohort for name, leaf in post.value.items()}
         far = {name: one / post.cohort for name, one in post.deviations.items()}
+        second, second_noise = means.pop("second", None), far.pop("second", 0.0)
+        if second is not None and carrying:
+            second = _merged(means, far, second, second_noise, carrying)
+        if second is not None:
+            size = int(_spreads(shared, torch.ones_like(shared["variances"]) > 0).sum())
+            root = math.sqrt(size)
+            second = unpacked(second[: size * (size + 1) // 2] * root, size)
+            second_noise *= root
         weights, curvature, floor = len(means["mean"]), None, 0.0
         if "curvature" in means:
             root = math.sqrt(weights)
@@ -576,6 +802,8 @@ class Statistics:
             floor=floor,
             noisy=draw > 0 or any(far.values()),
             shaken=math.sqrt(weights * (far["mean"] ** 2 + draw)),
+            second=second,
+            second_noise=second_noise,
         )
 
     def newton(self) -> Tensor:
@@ -612,6 +840,26 @@ class Statistics:
         residual = _cut(gain[2] * _cut(torch.tensor(self.residual - 1, dtype=torch.float64)))
         left = doubt * (1 - shown * gain) + DRIFT
         return _cut(moved).exp(), float(residual.exp()), left
+
+
+def _merged(
+    means: dict[str, Tensor],
+    far: dict[str, float],
+    second: Tensor,
+    noise: float,
+    blocks: tuple[Block, ...],
+) -> None:
+    """Average blocks with their copies, weighted by the noise of each, in place."""
+    place = 0
+    for block in blocks:
+        leaf = means[block.name]
+        unit = _unit(block, leaf.numel()) / _STRUCTURE
+        copy = second[place : place + leaf.numel()] * unit
+        place += leaf.numel()
+        own, other = far[block.name] ** 2, (noise * unit) ** 2
+        share = other / (own + other) if own + other > 0 else 0.5
+        means[block.name] = share * leaf + (1 - share) * copy
+        far[block.name] = math.sqrt(own * share)
 
 
 def _cut(values: Tensor) -> Tensor:

@@ -60,12 +60,15 @@ class Prior:
         residual: The variance s2 of the noise of a row in regression; 1 for classification.
         per_row: Whether a client with n rows divides the variances by n: with variance 1 / lam
             (and s2 = 1) the mode then minimises the mean loss + lam/2 |w - center|^2.
+        mixing: C, (p, p) float64, of correlated weights of one output: w = center +
+            sqrt(variances) C v, v ~ N(0, I); None for the identity.
     """
 
     center: Tensor
     variances: Tensor
     residual: float = 1.0
     per_row: bool = False
+    mixing: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in ("center", "variances"):
@@ -84,11 +87,31 @@ class Prior:
             )
         if not 0 < self.residual < float("inf"):
             raise ValueError(f"residual: given {self.residual}; expected a finite number > 0")
+        if self.mixing is not None:
+            self._check_mixing(self.mixing)
+
+    def _check_mixing(self, mixing: Tensor) -> None:
+        outputs, size = self.center.shape
+        if outputs != 1 or self.per_row or tuple(mixing.shape) != (size, size):
+            raise ValueError(
+                f"mixing: given shape {tuple(mixing.shape)} for {outputs} outputs; expected "
+                f"({size}, {size}) for one output, and per_row = False"
+            )
+        if not bool(mixing.isfinite().all()):
+            raise ValueError("mixing: given a NaN or an infinity; expected finite numbers")
+
+    def weights(self, deviation: Tensor) -> Tensor:
+        """Return the weights at deviations (c, o, p) in units of the prior, v above."""
+        mixed = deviation
+        if self.mixing is not None:  # added in order: the same to the last bit in any company
+            columns = self.mixing.to(deviation.device).T
+            mixed = add_in_turn(deviation.movedim(-1, 0)[..., None] * columns[:, None, None])
+        return mixed * self.variances.sqrt().to(mixed.device) + self.center.to(mixed.device)
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """Posteriors of c clients, in units of the prior as given.
+    """Posteriors of c clients, in units of the prior as given: of v, where weights are mixed.
 
     Attributes:
         deviation: (c, o, p) float64: (mode - center) / sqrt(variances); 0 where the variance is 0.
@@ -123,9 +146,10 @@ def posterior(clients: Clients, prior: Prior, *, bias: bool, curvature: bool = F
         raise ValueError(
             f"curvature: given {outputs} outputs; expected 1: use curvature=False otherwise"
         )
-    found = _found(clients, outputs, size, moments=True, curvature=curvature)
+    found = _found(clients, prior, moments=True, curvature=curvature)
     _compute(clients, None, prior, bias, found)
     D, V, R, K = (torch.from_numpy(given).to(clients.device) for given in found[:4])
+    D, V, K = D[..., :size], V[..., :size], K[:, :size, :size]
     return Posterior(D, V, R, curvature=K if curvature else None)
 
 
@@ -141,7 +165,7 @@ def leave_one_out(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
     padded, on the device of the rows; errors are those of `posterior`.
     """
     _check(clients, prior, bias)
-    found = _found(clients, *prior.center.shape, out=True)
+    found = _found(clients, prior, out=True)
     _compute(clients, None, prior, bias, found)
     scale = prior.residual if clients.spec.task == "regression" else 1.0
     return torch.from_numpy(found.out * scale).to(clients.device)
@@ -191,8 +215,8 @@ def predictive_std(train: Clients, prior: Prior, rows: Clients, *, bias: bool) -
             f"rows: given {len(rows)} clients; expected the {len(train)} of train in the same "
             "order: select both by the same ids"
         )
-    outputs, size = prior.center.shape
-    found = _found(train, outputs, size, wide=rows.longest)
+    outputs = len(prior.center)
+    found = _found(train, prior, wide=rows.longest)
     _compute(train, rows, prior, bias, found)
     wide = found.wide[:, :, 0] if outputs == 1 else found.wide
     return torch.from_numpy(np.ascontiguousarray(wide)).to(train.device)
@@ -200,8 +224,7 @@ def predictive_std(train: Clients, prior: Prior, rows: Clients, *, bias: bool) -
 
 def _found(
     clients: Clients,
-    outputs: int,
-    size: int,
+    prior: Prior,
     *,
     moments: bool = False,
     curvature: bool = False,
@@ -209,6 +232,8 @@ def _found(
     wide: int | None = None,
 ) -> Found:
     # Buffers for the requested results.
+    outputs, size = prior.center.shape
+    size += prior.mixing is not None  # see _mixed
     count = len(clients)
     shape = (count if moments else 0, outputs, size)
     return Found(
@@ -227,6 +252,12 @@ def _compute(
 ) -> None:
     if not len(clients):
         return
+    rows = _rows(clients) if prior.mixing is None else _mixed(clients, prior, bias)
+    others = rows
+    if fresh is not None:
+        others = _rows(fresh) if prior.mixing is None else _mixed(fresh, prior, bias)
+    if prior.mixing is not None:
+        prior, bias = _unmixed(prior), False
     outputs, size = prior.center.shape
     normal = Normal(
         np.ascontiguousarray(prior.center.cpu().numpy()),
@@ -235,8 +266,6 @@ def _compute(
         bool(prior.per_row),
         bool(bias),
     )
-    rows = _rows(clients)
-    others = rows if fresh is None else _rows(fresh)
     kernel, parts = _KERNELS[clients.spec.task], _parts(clients, outputs, size)
     # Part p takes clients p, p + parts, ...: neighbours have similar numbers of rows.
     if parts == 1:
@@ -288,6 +317,38 @@ def _rows(clients: Clients) -> Rows:
     names = ("indptr", "indices", "data")
     indptr, indices, data = (np.ascontiguousarray(getattr(features, name)) for name in names)
     return Rows(np.empty((0, 0), data.dtype), indptr, indices, data, y, *places)
+
+
+def _mixed(clients: Clients, prior: Prior, bias: bool) -> Rows:
+    """Return rows in units of correlated weights, and as a last column the score of the centre.
+
+    Sums are added in the order of the columns, row by row, so that a row's result is the same to
+    the last bit in any company. The rows of these clients only: others may be many.
+    """
+    assert prior.mixing is not None
+    features, starts, counts = clients.features, clients.starts.numpy(), clients.counts.numpy()
+    ends = np.cumsum(counts)
+    own = np.arange(int(counts.sum())) + np.repeat(starts - ends + counts, counts)
+    x = features.flatten(1).cpu().numpy()[own] if isinstance(features, Tensor) else features[own]
+    x = np.asarray(x if isinstance(features, Tensor) else x.toarray(), dtype=np.float64)
+    x = np.c_[x, np.ones(len(x))] if bias else x
+    root = (prior.variances[0].sqrt()[:, None] * prior.mixing).cpu().numpy()
+    whole = np.c_[root, prior.center[0].cpu().numpy()]
+    made = np.zeros((len(x), whole.shape[1]))
+    with np.errstate(over="ignore", invalid="ignore"):  # of rows that are not numbers
+        for column in range(len(whole)):
+            made += x[:, column, None] * whole[column]
+    y = np.ascontiguousarray(clients.targets.cpu().numpy()[own])
+    y = y.reshape(-1, 1) if clients.spec.task == "binary" else y
+    none = np.empty(0, np.int32)
+    return Rows(made, none, none, np.empty(0), y, np.ascontiguousarray(ends - counts), counts)
+
+
+def _unmixed(prior: Prior) -> Prior:
+    """Return the prior of the rows of `_mixed`: unit variances, and a last weight that is 1."""
+    free = torch.ones_like(prior.center)
+    last = free.new_ones(1, 1)
+    return Prior(torch.cat([0 * free, last], 1), torch.cat([free, 0 * last], 1), prior.residual)
 
 
 def _parts(clients: Clients, outputs: int, size: int) -> int:
