@@ -778,7 +778,8 @@ class Statistics:
         far = {name: one / post.cohort for name, one in post.deviations.items()}
         second, second_noise = means.pop("second", None), far.pop("second", 0.0)
         if second is not None and carrying:
-            second = _merged(means, far, second, second_noise, carrying)
+            _merged(means, far, second, second_noise, carrying)
+            second = None
         if second is not None:
             size = int(_spreads(shared, torch.ones_like(shared["variances"]) > 0).sum())
             root = math.sqrt(size)
