@@ -41,7 +41,6 @@ def test_a_broken_mechanism_ends_with_status_1(capsys, monkeypatch):
         ("audit nowhere.toml", "nowhere.toml: no such file"),
         (f"{GIVEN} --method local --epsilon 1", "no claim to audit"),
         (f"{GIVEN} --method pmtl --epsilon inf", "no claim to audit"),
-        (f"{GIVEN} --method pmtl --epsilon 1 --noise shares", "audit the same plan with noise"),
         (f"{GIVEN} --method pmtl --trials 3", "at least 50"),
         (f"{GIVEN} --method pmtl --confidence 2", "--confidence 2"),
         (f"{GIVEN} --method pmtl --one-run --trials 60", "give one of them"),

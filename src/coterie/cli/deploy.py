@@ -258,7 +258,7 @@ def _add_wait(inner: Commands) -> None:
         inner,
         "wait",
         "wait until a run has ended; the exit status is its outcome",
-        "flwr run . ward && coterie deploy wait runs/ward --limit 3600",
+        "coterie deploy wait runs/ward --limit 3600",
         _WAIT,
     )
     parser.add_argument("folder", metavar="FOLDER", help="folder of the coordinator's run")
