@@ -99,14 +99,20 @@ def test_rows_with_gaps_and_new_categories_are_predicted_like_all_others(story):
 def test_odd_rows_in_any_order_are_predicted_with_notes(story, capsys):
     whole = {row["patient_id"]: row["decision"] for row in predicted(story, "new")}
     rows = read_csv(story / "new.csv")[50:20:-7]
-    odd = [{"hospital": ""}, {"hospital": "H99"}, {"age": "old"}, {"admitted": "soon"}]
+    odd = [
+        {"age": "60,5"},
+        {"hospital": ""},
+        {"hospital": "H99"},
+        {"age": "old"},
+        {"admitted": "soon"},
+    ]
     write_csv(story / "odd.csv", [*rows, *({**rows[0], **wrong} for wrong in odd)])
     capsys.readouterr()
     found = predicted(story, "odd")
     for row in found[: len(rows)]:
         assert float(row["decision"]) == pytest.approx(float(whole[row["patient_id"]]), abs=1e-5)
     told = capsys.readouterr().err
-    assert [row["client"] for row in found[len(rows) :][:2]] == ["", "H99"]
+    assert [row["client"] for row in found[len(rows) :][:3]] == ["H02", "", "H99"]
     assert all(row["prediction"] for row in found)
     given = ["predict", str(story / "run"), "--data", str(story / "odd.csv")]
     assert main([*given, "--keep", "patient_id,ward", "age", "--client", "h2"]) == 2
@@ -114,7 +120,18 @@ def test_odd_rows_in_any_order_are_predicted_with_notes(story, capsys):
     assert '"row","client","patient_id","ward","age","prediction"' in capsys.readouterr().out
     assert "1 row names no client: predicted by the shared model" in told
     assert "does not know 1 client (H99)" in told
-    assert "'old' (line 9): read as gaps" in told and "'soon'" in told
+    assert "'old' (line 10): read as gaps" in told and "'60,5' has a decimal comma" in told
+    assert "'soon'" in told
+
+
+def test_a_file_of_new_rows_may_have_decimal_commas(story, capsys):
+    wanted = [float(row["decision"]) for row in predicted(story, "new")]
+    rows = [{**row, "age": row["age"].replace(".", ",")} for row in read_csv(story / "new.csv")]
+    write_csv(story / "commas.csv", rows)
+    capsys.readouterr()
+    found = [float(row["decision"]) for row in predicted(story, "commas")]
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert "numbers are read with a decimal comma in age" in capsys.readouterr().err
 
 
 def test_a_gap_is_predicted_as_the_median_of_the_clients_training_rows(story):

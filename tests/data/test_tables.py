@@ -12,6 +12,7 @@ from pyarrow import parquet
 from scipy import sparse
 
 from coterie.data import delimited
+from coterie.data.cells import read_numbers
 from coterie.data.federated import DataError
 from coterie.data.load import Source, load
 from coterie.data.tables import UNDECLARED_COLUMNS
@@ -506,3 +507,9 @@ def test_a_table_of_one_column_has_no_title(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text('client\nA\n"B, C"\n"D, E"\n')
     assert delimited.layout_of(path).names == ("client",) and delimited.layout_of(path).skipped == 0
+
+
+@pytest.mark.parametrize("commas, text", [(False, "0,008"), (True, "0.008")])
+def test_a_thousands_group_does_not_begin_with_zero(commas, text):
+    numbers, wrong = read_numbers(pa.array([text, text.replace("0", "1", 1)]), commas=commas)
+    assert numbers.tolist() == [0.008, 1008] and not wrong.any()

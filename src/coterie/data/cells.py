@@ -28,10 +28,10 @@ _SPACES = " '\u2019\u00a0\u202f\u2009"  # that separate thousands, beside a comm
 _MONEY = r"[$€£¥₹]|EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|MXN|ZAR|KRW"
 _TAIL = r"([eE][+-]?\d+)?"
 _POINT = (
-    rf"^[+-]?(\d{{1,3}}([,{_SPACES}]\d{{3}})+(\.\d*)?|\d{{1,2}}(,\d{{2}})+,\d{{3}}(\.\d*)?"
+    rf"^[+-]?([1-9]\d{{0,2}}([,{_SPACES}]\d{{3}})+(\.\d*)?|[1-9]\d?(,\d{{2}})+,\d{{3}}(\.\d*)?"
     rf"|\d+\.?\d*|\.\d+){_TAIL}$"
 )
-_COMMA = rf"^[+-]?(\d{{1,3}}([.{_SPACES}]\d{{3}})+(,\d*)?|\d+,?\d*|,\d+){_TAIL}$"
+_COMMA = rf"^[+-]?([1-9]\d{{0,2}}([.{_SPACES}]\d{{3}})+(,\d*)?|\d+,?\d*|,\d+){_TAIL}$"
 _INFINITE = r"^[+-]?(inf|infinity)$"
 _CLOCK = r"[T\s]+\d{1,2}:\d{2}.*$"  # a time of day after a date
 _PARTS = {
@@ -85,14 +85,14 @@ def read_numbers(
 def decimal_signs(text: pa.Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which texts are numbers with a decimal comma only, and with a point only."""
     if not pc.any(pc.match_substring(text, ",")).as_py():
-        point = _numpy(pc.match_substring_regex(text, r"\d*\.\d+")) & ~_fits(text, _COMMA)
+        point = _fits(text, r"\d*\.\d+") & ~_fits(text, _COMMA)
         return np.zeros(len(text), dtype=bool), point
     comma, point = _fits(_unmarked(text), _COMMA), _fits(_unmarked(text), _POINT)
     return comma & ~point, point & ~comma
 
 
 def _fits(text: pa.Array, pattern: str) -> NDArray[np.bool_]:
-    return _numpy(pc.match_substring_regex(text, pattern))
+    return _numpy(pc.fill_null(pc.match_substring_regex(text, pattern), False))
 
 
 def drop_numbers(values: NDArray[Any], gaps: Sequence[str]) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from coterie.core.suggest import did_you_mean
 from coterie.data.assemble import assemble, targets_of, values_of
-from coterie.data.cells import is_gap, trimmed
+from coterie.data.cells import decimal_signs, is_gap, trimmed
 from coterie.data.config import (
     HDF5,
     JSON,
@@ -50,6 +50,7 @@ from coterie.data.tables import (
     Table,
     Unread,
     feature_names,
+    is_text,
     open_columns,
     open_file,
     partitions,
@@ -691,13 +692,40 @@ def load_unlabelled(
                 f"with; the columns are {', '.join(file.names)}: add what is missing; empty cells "
                 "are read as gaps"
             )
+        plain = replace(plain, decimal_commas=_decimal_commas(file, plain))
         table = open_columns(_numbered(file, source, options), plain, unread)
     title = given.name if isinstance(given, Path) else FRAME
     data = assemble(table, plain, title=title, keep_gaps=True).tensors()
     if len(data.targets) > _MOST_ROWS:
         raise DataError(f"{title}: {len(data.targets)} rows; give at most {_MOST_ROWS} at once")
-    notes = tuple(_unread_notes(table, plain, unread, len(data.targets)))
+    notes = (
+        *_sign_notes(source.decimal_commas, plain.decimal_commas),
+        *_unread_notes(table, plain, unread, len(data.targets)),
+    )
     return Unlabelled(data, data.targets.numpy().astype(np.int64), notes)
+
+
+def _decimal_commas(file: File, source: Source) -> tuple[str, ...]:
+    """Return the columns with decimal commas: those declared, unless the file shows otherwise."""
+    names = [n for n in source.features if n not in source.levels and n not in source.dates]
+    found = {name: [0, 0] for name in names}
+    for _, piece in file.batches(names) if names else ():
+        for name in names:
+            column = piece.columns[name]
+            if not isinstance(column, list) and is_text(column.type):
+                for at, signs in enumerate(decimal_signs(trimmed(column))):
+                    found[name][at] += int(signs.sum())
+    declared = {name: name in source.decimal_commas for name in names}
+    for name, (commas, points) in found.items():
+        if (commas > 0) != (points > 0):
+            declared[name] = commas > 0
+    return tuple(name for name, commas in declared.items() if commas)
+
+
+def _sign_notes(before: Sequence[str], now: Sequence[str]) -> Iterator[str]:
+    for sign, names in (("comma", set(now) - set(before)), ("point", set(before) - set(now))):
+        if names:
+            yield f"numbers are read with a decimal {sign} in {', '.join(sorted(names))}"
 
 
 def _named_columns(names: Sequence[str]) -> str:
@@ -706,6 +734,12 @@ def _named_columns(names: Sequence[str]) -> str:
 
 def _unread_notes(table: Table, source: Source, unread: Unread, rows: int) -> Iterator[str]:
     """Yield what was taken for gaps; raise DataError if that is most of a column."""
+    for name, number in unread.signs.items():
+        sign, other = ("comma", ",") if name not in source.decimal_commas else ("point", ".")
+        yield (
+            f"column {name!r}: {number!r} has a decimal {sign}, and the training rows had none: "
+            f"'1{other}234' is read as 1234; write numbers as in training"
+        )
     for name, cells in unread.cells.items():
         if not cells:
             continue
@@ -865,8 +899,8 @@ def _by_number(known: Sequence[str]) -> dict[str, str]:
 def _plain_name(name: str) -> str:
     """Return a client's number without leading zeros and decimals; other names as they are.
 
-    >>> _plain_name("007"), _plain_name("7.0"), _plain_name("H07")
-    ('7', '7', 'H07')
+    >>> _plain_name("007"), _plain_name("7.0"), _plain_name("7,0"), _plain_name("H07")
+    ('7', '7', '7', 'H07')
     """
-    whole = name.removesuffix(".0")
+    whole = name.removesuffix(".0").removesuffix(",0")
     return str(int(whole)) if whole.isdecimal() and len(whole) < 100 else name

@@ -29,6 +29,7 @@ from pyarrow import parquet
 from coterie.core.suggest import hint
 from coterie.data.cells import (
     OTHER,
+    decimal_signs,
     drop_numbers,
     is_gap,
     parts_of,
@@ -574,16 +575,24 @@ def arrow_errors(path: Path) -> Iterator[None]:
 class Unread:
     """Cells of rows to be predicted that are no numbers, dates or levels: they count as gaps.
 
-    `cells` has the text of each by column and row (from 1).
+    `cells` has the text of each by column and row (from 1), `signs` a number by column whose
+    decimal sign is not the declared one.
     """
 
     cells: dict[str, dict[int, str]] = field(default_factory=dict)
+    signs: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, first: int, column: pa.Array, wrong: NDArray[np.bool_]) -> None:
         """Add the wrong cells of a column, whose first row has this number."""
         own = self.cells.setdefault(name, {})
         for row in np.flatnonzero(wrong).tolist():
             own[first + row] = str(column[row].as_py())
+
+    def add_sign(self, name: str, column: pa.Array, *, commas: bool) -> None:
+        """Add a number with the other decimal sign, if the column has one."""
+        others = decimal_signs(column)[int(commas)]
+        if others.any():
+            self.signs.setdefault(name, str(column[int(np.argmax(others))].as_py()))
 
 
 def open_columns(file: File, source: Source, unread: Unread | None = None) -> Table:
@@ -914,6 +923,8 @@ class _Reader:
         column, gaps = _decoded(column), self.source.gaps.get(name, ())
         if is_text(column.type):
             commas, unit = name in self.source.decimal_commas, self.source.units.get(name, "")
+            if self.unread is not None:
+                self.unread.add_sign(name, column, commas=commas)
             return read_numbers(column, commas=commas, gaps=gaps, unit=unit)
         if not is_number(column.type):
             raise fail(0, f"column {name!r} holds {column.type}, no numbers; leave it out")
