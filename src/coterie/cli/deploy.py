@@ -250,6 +250,15 @@ def _add_status(inner: Commands) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--watch", action="store_true", help="repeat until the run has ended")
+    parser.add_argument(
+        "--serve",
+        metavar="PORT",
+        type=int,
+        nargs="?",
+        const=0,
+        help="a live page on 127.0.0.1, also /status.json, /health and /ready (default: a free "
+        "port)",
+    )
     parser.set_defaults(action=status)
 
 
@@ -377,8 +386,10 @@ def status(arguments: argparse.Namespace) -> int:
     from coterie.deploy.status import status_of
 
     folder = Path(arguments.folder)
-    if arguments.json and arguments.watch:
-        raise ValueError("--watch and --json exclude each other: give one of them")
+    if arguments.json + arguments.watch + (arguments.serve is not None) > 1:
+        raise ValueError("--watch, --json and --serve exclude each other: give one of them")
+    if arguments.serve is not None:
+        return _serve(folder, arguments.serve)
     found = status_of(folder)
     if arguments.json:
         print(json.dumps(found, allow_nan=False))
@@ -555,6 +566,22 @@ def _demo_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     scores = ", ".join(f"{site} {one['value']:.3f}" for site, one in sites.items())
     metric = next(iter(sites.values()))["metric"] if sites else ""
     yield f"{metric} at each site (shown because all sites are on this machine): {scores}"
+
+
+def _serve(folder: Path, port: int) -> int:
+    """Serve the live page until Ctrl-C."""
+    from coterie.deploy.live import HOST, make_server
+
+    if not 0 <= port < 65536:
+        raise ValueError(f"--serve {port}: expected a port from 1 to 65535")
+    with make_server(folder, rendered, port) as server:
+        address = f"http://{HOST}:{server.server_address[1]}/"
+        print(f"{address} (private to this machine; Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("the page ended; the run continues", file=sys.stderr)
+    return 0
 
 
 def _watch(folder: Path, found: dict[str, Any]) -> None:
