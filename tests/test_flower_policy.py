@@ -101,10 +101,30 @@ def test_an_answer_is_charged_before_it_is_computed_and_errors_say_nothing(tmp_p
         assert policy(tmp_path).account().num_releases == 1
         raise ValueError("row 7 holds 4711")
 
-    with pytest.raises(PolicyError, match=r"^the app failed: ValueError$") as caught:
+    with pytest.raises(PolicyError, match=_FAILED) as caught:
         policy(tmp_path).apply(message(), None, fails)
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
     assert policy(tmp_path).account().num_releases == 1
+    log = tmp_path / "account" / "errors.log"
+    assert log.read_text() == "ValueError: row 7 holds 4711\n"
+    assert log.stat().st_mode & 0o077 == 0
+
+
+_FAILED = r"^the app failed; why is in errors\.log of the site$"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"w": np.array([["row 7 holds 4711"] * 40] * 50), "b": START["b"]},
+        {"w": START["w"][:7], "b": START["b"]},
+        {"row 7": START["w"]},
+    ],
+)
+def test_an_answer_that_cannot_be_protected_says_nothing_either(tmp_path, answer):
+    with pytest.raises(PolicyError, match=_FAILED) as caught:
+        policy(tmp_path).apply(message(), None, lambda asked, context: message(answer))
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
 @pytest.mark.parametrize(
@@ -112,7 +132,6 @@ def test_an_answer_is_charged_before_it_is_computed_and_errors_say_nothing(tmp_p
     [
         (message(kind="evaluate"), answering(lambda a: a), "training messages only"),
         (message(kind="query"), answering(lambda a: a), "training messages only"),
-        (message(), answering(lambda a: a[:1] if a.ndim else a), "other arrays"),
         (message(more=ArrayRecord({})), answering(lambda a: a), "2 records of arrays"),
     ],
 )

@@ -99,16 +99,23 @@ class Policy:
         self._charge()
         try:
             reply = app(message, context)
-            failed = reply.has_error()
+            if reply.has_error():
+                raise PolicyError("its answer is an error")
+            sent = self._protect(received, _arrays(reply, "the answer")[1])
         except Exception as error:
-            # Its text may quote rows, and so may the errors that led to it.
-            raise PolicyError(f"the app failed: {type(error).__name__}") from None
-        if failed:
-            raise PolicyError("the app failed")
-        sent = self._protect(received, _arrays(reply, "the answer")[1])
+            self._log(f"{type(error).__name__}: {error}")
+            # Text and kind may tell about rows, and so may the errors that led to it.
+            raise PolicyError("the app failed; why is in errors.log of the site") from None
         names = list(reply.content.metric_records)[:1] or ["metrics"]
         reply.content = RecordDict({key: sent, names[0]: MetricRecord({_WEIGHT: 1})})
         return reply
+
+    def _log(self, text: str) -> None:
+        """Note an error for the site, in a file that only its user can read."""
+        path = Path(os.path.expandvars(self.folder)) / "errors.log"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
 
     def _charge(self) -> None:
         """Charge an answer, on disk, before it is computed."""
