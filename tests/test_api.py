@@ -546,6 +546,16 @@ def test_everything_shows_itself_shortly(both, compared):
             assert not [name for name in page.attributes if name.startswith("on") or name == "src"]
 
 
+def test_a_plan_shows_counts_as_the_command_does(capsys):
+    assert main(["plan", "--clients", "550", "--parameters", "10", "--no-plot"]) == 0
+    printed = capsys.readouterr().out.splitlines()[-5:]
+    found = ct.plan(clients=550, parameters=10)._repr_html_()
+    rows = re.findall(r"<tr>((?:<td>.*?</td>)+)</tr>", found)
+    assert [re.findall(r"<td>(.*?)</td>", row) for row in rows] == [
+        re.split(r"  +", line.strip()) for line in printed
+    ]
+
+
 def test_the_first_screen_is_that_of_the_report(both):
     folder, run = both
     found = run._repr_html_()

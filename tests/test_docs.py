@@ -202,7 +202,7 @@ def run_line(page, block, line, monkeypatch, *, long):
         if training and "--plan" not in words:  # a plan that a long line before it writes
             begin(line, monkeypatch)
         return
-    alone = not any(Path(word).exists() or word == "--out" for word in words)
+    alone = not any(Path(word).exists() or word in ("--out", "--new-key") for word in words)
     if alone and line in _SEEN:
         return
     _SEEN.add(line)

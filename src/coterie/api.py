@@ -273,7 +273,7 @@ class Planned:
         lines = [self.advice.reason, *(f"  {remedy}" for remedy in self.advice.remedies)]
         answer = f'<p class="answer">Verdict: {escape(self.advice.verdict)}.</p>'
         found = [list(row.values()) for row in self.to_dict()["by_epsilon"]]
-        rows = [[f"{row[0]:g}", *row[1:]] for row in found]
+        rows = [[f"{row[0]:g}", row[1], *(f"{count:,}" for count in row[2:])] for row in found]
         return scoped(answer + sentences(lines) + (as_table(_HEADS, rows) if rows else ""))
 
 
