@@ -12,8 +12,9 @@ federation and epsilon is appended to FILE; a study that was interrupted goes on
 
 `check` shows the confusion of the rule with what happened, with the typical rows per client
 declared and without, and the mean change of error by affordable rounds. A federation gains (is
-harmed) where joining changes the error by more than 1 % of that of local training; else it is
-even. What joins below two affordable rounds is shrunk, as by default.
+harmed) where joining changes the error by more than 1 % of that of local training and by two
+standard errors over clients; else it is even. What joins below two affordable rounds is shrunk, as
+by default.
 """
 
 import argparse
@@ -47,7 +48,7 @@ TASKS = ("regression", "binary", "multiclass")
 KINDS = ("mean", "mean", "low_rank", "clusters", "shift_scale")
 TEST = 20
 WORK, CELLS = 2e7, 3e5  # multiplications of a round, values of the training rows
-EVEN = 0.01
+EVEN, CLEAR = 0.01, 2.0
 
 
 def drawn(generator):
@@ -193,8 +194,11 @@ def of_line(line, *, declared):
 def outcome_of(line):
     """Return what joining did, by default settings."""
     rounds = affordable_rounds(float(line["n_mu"]), float(line["parameters"]))
-    moved = change(line, "shrunk" if rounds < SHRUNK else "joined")
-    return ("gain" if moved < -EVEN else "harm" if moved > EVEN else "even"), moved
+    kind = "shrunk" if rounds < SHRUNK else "joined"
+    moved, clear = change(line, kind), abs(float(line[f"{kind}_t"])) >= CLEAR
+    if not clear or abs(moved) <= EVEN:
+        return "even", moved
+    return ("gain" if moved < 0 else "harm"), moved
 
 
 def check(asked):

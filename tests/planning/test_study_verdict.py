@@ -1,0 +1,61 @@
+"""The studies of verdict and utility: one small federation each, and what their tables count."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow  # programs of benchmarks
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def programs():
+    before = sys.path.copy()
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module("verdict"), importlib.import_module("study")
+    finally:
+        sys.path[:] = before
+
+
+def line(**changes):
+    usual = {
+        "task": "regression", "features": "9", "rows": "20", "n_mu": "40", "parameters": "10",
+        "local": "0.5", "joined": "0.4", "shrunk": "0.45", "joined_t": "-3", "shrunk_t": "-3",
+    }  # fmt: skip
+    return usual | changes
+
+
+def test_the_rule_and_the_outcome_of_a_line(programs):
+    verdict, _ = programs
+    rounds, found = verdict.of_line(line(), declared=False)  # (0.3 * 40)^2 / 10
+    assert rounds == pytest.approx(14.4) and found == "join"
+    assert verdict.of_line(line(rows="1"), declared=True)[1] == "small gain"
+    assert verdict.of_line(line(rows="1"), declared=False)[1] == "join"
+    assert verdict.outcome_of(line()) == ("gain", pytest.approx(-0.2))
+    assert verdict.outcome_of(line(joined_t="-1"))[0] == "even"  # not clear
+    assert verdict.outcome_of(line(n_mu="10"))[1] == pytest.approx(-0.1)  # shrunk
+
+
+def test_a_federation_is_measured_and_the_study_goes_on(programs, tmp_path, capsys):
+    verdict, study = programs
+    options = {
+        "kind": "mean", "task": "binary", "outputs": None, "clients": 30, "features": 3,
+        "rows": 12, "spread": 0.3, "noise": 0.5,
+    }  # fmt: skip
+    lines = list(verdict.measure(options, [0.5, 4.0], 7))
+    assert [one["epsilon"] for one in lines] == [0.5, 4.0]
+    for one in lines:
+        assert 0 < one["joined"] < 0.6 and 0 < one["shrunk"] < 0.6 and 0 < one["hedged"] < 0.6
+    given = ["mixed:opposed", "--quick", "--epsilon", "0.01", "--out", str(tmp_path)]
+    study.main(given)
+    first = study.read(tmp_path / "study.csv")
+    alone = next(one for one in first if one["method"] == "default")
+    local = next(one for one in first if one["method"] == "local")
+    assert alone["verdict"] == "learn alone" and float(alone["spent"]) == 0
+    assert alone["error"] == local["error"]
+    study.main(given)  # nothing is computed again
+    assert study.read(tmp_path / "study.csv") == first
+    assert "| mixed:opposed | 0.01 | learn alone |" in capsys.readouterr().out
