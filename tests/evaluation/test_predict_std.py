@@ -1,6 +1,7 @@
 """Standard deviations of predictions: closed forms, and the coverage of intervals."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,17 +90,42 @@ def test_intervals_of_the_residual_alone_hold_too_little():
     assert covered(outcome, train, test, floor=True).mean() < 0.85
 
 
+def left_out(x, y, i, mean, t2, s2):
+    """Return the squared error of a row under the fit to the others, over its variance."""
+    a, b = np.delete(x, i, axis=0), np.delete(y, i)
+    V = np.linalg.inv(a.T @ a / s2 + np.diag(1 / t2))
+    w = mean + V @ a.T @ (b - a @ mean) / s2
+    return (y[i] - x[i] @ w) ** 2 / (s2 + x[i] @ V @ x[i])
+
+
+def test_own_rows_correct_a_residual_variance_that_is_off():
+    """A residual variance four times too large or small; 40 rows of each client show it."""
+    train, test = drawn(clients=60, rows=58).split(18, 0)
+    outcome = run(train, epsilon=2.0)
+    for wrong in (0.25, 4.0):
+        shared = {**outcome.shared, "doubt": torch.tensor([0.1, 0.1, 0.5], dtype=torch.float64)}
+        shared["residual"] = shared["residual"] * wrong
+        shares = covered(replace(outcome, shared=shared), train, test)
+        assert abs(shares.mean() - 0.9) < 0.045
+        shared["doubt"] = torch.tensor([0.1, 0.1, 1e-9], dtype=torch.float64)
+        shares = covered(replace(outcome, shared=shared), train, test)
+        assert abs(shares.mean() - 0.9) > 0.07
+
+
 def test_of_outcomes_it_is_the_closed_form():
     train, test = drawn(clients=12, rows=9).split(3, 0)
     outcome = run(train, epsilon=4.0, rounds=3)
     answers, deviations = predict(outcome, test, return_std=True, train=train)
-    t2 = outcome.shared["variances"][0].numpy()
-    s2 = float(outcome.shared["residual"])
+    shared = outcome.shared
+    t2, s2, mean = shared["variances"][0].numpy(), float(shared["residual"]), shared["mean"][0]
+    known = 0.5 / float(shared["doubt"][2])
     for client in range(12):
-        x, _ = rows_of(train, client)
+        x, y = rows_of(train, client)
         rows, _ = rows_of(test, client)
         V = np.linalg.inv(x.T @ x / s2 + np.diag(1 / t2))
-        expected = np.sqrt(s2 + np.einsum("np,pq,nq->n", rows, V, rows))
+        squares = [left_out(x, y, i, mean.numpy(), t2, s2) for i in range(len(y))]
+        factor = (known + sum(squares)) / (known + len(y))
+        expected = np.sqrt(factor * (s2 + np.einsum("np,pq,nq->n", rows, V, rows)))
         np.testing.assert_allclose(deviations[client], expected, rtol=1e-5)
         np.testing.assert_array_equal(answers[client], predict(outcome, test)[client])
 

@@ -532,7 +532,25 @@ class PFEB(Method):
         prior = self.prior(shared, clients.spec)
         scores = predictive_std(clients, prior, rows, bias=self._bias)
         noise = prior.residual if clients.spec.task == "regression" else 0.0
-        return (scores.square() + noise).sqrt()
+        factor = self._judged(shared, clients, prior).to(scores.device)
+        return (factor[:, None, *[None] * (scores.dim() - 2)] * (scores.square() + noise)).sqrt()
+
+    def _judged(self, shared: Tree, clients: Clients, prior: Prior) -> Tensor:
+        """Return what each client multiplies variances of outcomes by, given its own rows.
+
+        The residual variance comes from a few noisy releases. With d the variance of its logarithm
+        that is left, it counts as 1 / (2 d) rows would, beside the client's own: an error of a row
+        left out has the variance s2 / (1 - h), h the row's leverage. Nothing is released.
+        """
+        factors = torch.ones(len(clients), dtype=torch.float64)
+        known = not self._learns("residual") or float(shared["noisy"]) < 0.5
+        if known or clients.spec.task != "regression":
+            return factors
+        left = leave_one_out(clients, prior, bias=self._bias).cpu()
+        scores = predictive_std(clients, prior, clients, bias=self._bias).cpu()
+        shown = left * (1 - scores.square() / prior.residual).clamp_min(0.0) / prior.residual
+        rows = 0.5 / float(shared["doubt"][2])
+        return (rows + row_totals(shown, clients)) / (rows + clients.counts.double())
 
     def _variance(self, shared: Tree, clients: Clients) -> Tensor:
         """Return the matrix of `_uncertainty` of each client, for one output."""
@@ -546,7 +564,7 @@ class PFEB(Method):
         whole = torch.zeros(len(clients), width + 1, width + 1, dtype=torch.float64)
         whole[:, : len(root), : len(root)] = inner * root[:, None] * root
         whole[:, width, width] += prior.residual if clients.spec.task == "regression" else 0.0
-        return whole
+        return whole * self._judged(shared, clients, prior)[:, None, None]
 
     @property
     def serving(self) -> Serving:
