@@ -16,6 +16,8 @@ REFUSED = {
     "run --data nowhere": "expected a file, or one of ",
     "run --epsilon 1": "no data: give --data NAME|FILE",
     "run --data rows.cvs": "no dataset of that name; did you mean rows.csv?",
+    "run --data book.xlsx --target y": "a workbook; save the sheet of the rows as CSV",
+    "init book.xlsx": "a workbook; save the sheet of the rows as CSV",
     "run rows.csv": "unknown argument 'rows.csv': did you mean --data rows.csv?",
     "run --data synthetic:men": "did you mean synthetic:mean?",
     "run --data rows.csv --target yy": "rows.csv: no column 'yy'",
@@ -104,6 +106,7 @@ def answers(tmp_path_factory):
     rows = "".join(f"{client},{row},{int(client) * row}\n" for client in "12" for row in range(4))
     (folder / "rows.csv").write_text("client,x,y\n" + rows)
     (folder / "gap.csv").write_text("client,x,y\n1,,3\n")
+    (folder / "book.xlsx").write_bytes(b"PK")
     (folder / "empty.csv").touch()
     (folder / "typo.toml").write_text('[data]\nname = "districts"\n[method]\nkind = "pmlt"\n')
     (folder / "folder").mkdir()

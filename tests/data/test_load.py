@@ -419,7 +419,11 @@ def test_damaged_npz_is_refused(tmp_path: Path, refuse) -> None:
 def test_other_files_are_refused(tmp_path: Path, refuse) -> None:
     assert "no such file" in refuse(tmp_path / "absent.npz")
     (tmp_path / "a.xlsx").write_text("")
-    assert "supported are .csv" in refuse(tmp_path / "a.xlsx")
+    assert "save the sheet of the rows as CSV" in refuse(tmp_path / "a.xlsx")
+    (tmp_path / "a.dta").write_text("")
+    assert "pandas.read_stata('a.dta').to_parquet('a.parquet')" in refuse(tmp_path / "a.dta")
+    (tmp_path / "a.doc").write_text("")
+    assert "supported are .csv" in refuse(tmp_path / "a.doc")
     np.save(tmp_path / "a.npy", X)
     (tmp_path / "a.npy").rename(tmp_path / "a.npz")
     assert "np.savez" in refuse(tmp_path / "a.npz")

@@ -552,6 +552,18 @@ def test_a_total_holds_for_each_of_its_clients(budget):
     budget.enter(spending(3.0, 1, names=NAMES, population="others"), None)
 
 
+def test_a_total_does_not_hold_for_other_clients(budget):
+    """Also a run that alone exceeds it starts, if it has none of its clients."""
+    total = closed(0.45)
+    declare_total(budget.path, (NAMES[:3], ""), total, "some.csv")
+    large = spending(0.5, 1, names=NAMES)
+    assert large.guarantee.epsilon > total
+    with pytest.raises(ValueError, match="the total declared"):
+        budget.enter(large, None)
+    budget.enter(spending(0.5, 1, names=NAMES[3:]), None)
+    budget.enter(spending(0.5, 1, names=NAMES, population="others"), None)
+
+
 def test_several_runs_are_checked_together_and_none_is_entered(budget, register):
     name = declare_total(register, (NAMES, ""), closed(0.5) * 1.0001, "rows.csv")
     before = register.read_bytes()

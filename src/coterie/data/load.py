@@ -185,6 +185,7 @@ def _open(path: Path, source: Source, clients: int | None) -> Table:
             )
         return open_leaf(path, source, clients)
     if not name.endswith((".npz", ".mat")):
+        _refuse_workbook(path)
         raise DataError(
             f"{path}: cannot read {path.suffix or 'a file without a suffix'}; supported are "
             f"{', '.join(_SUPPORTED)}, and folders of LEAF json, Parquet or HDF5, or saved by "
@@ -777,6 +778,18 @@ def read_columns(given: Path | Any, source: Source, names: Sequence[str]) -> pa.
     return pa.table({name: pa.array(values) for name, values in found.items()})
 
 
+def _refuse_workbook(path: Path) -> None:
+    """Raise DataError for files of spreadsheets and of statistics packages, with what to save."""
+    if path.suffix.lower() in (".xlsx", ".xls", ".xlsm", ".ods"):
+        raise DataError(f"{path}: a workbook; save the sheet of the rows as CSV (UTF-8)")
+    reader = {".sav": "spss", ".dta": "stata", ".sas7bdat": "sas"}.get(path.suffix.lower())
+    if reader is not None:
+        raise DataError(
+            f"{path}: not read; save it as CSV, or with pandas: pandas.read_{reader}({path.name!r})"
+            f".to_parquet({path.with_suffix('.parquet').name!r})"
+        )
+
+
 def open_rows(
     given: Path | Any,
     source: Source | None = None,
@@ -792,6 +805,7 @@ def open_rows(
     check_file(given)
     file = _open_rows(given, source or Source(), None)
     if file is None:
+        _refuse_workbook(given)
         raise DataError(
             f"{given}: {expected} {', '.join(_PREDICTED)}, and folders of CSV or Parquet; save it "
             "as one of them"

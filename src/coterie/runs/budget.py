@@ -536,7 +536,7 @@ def _refuse(known: Contents, group: Group, runs: Sequence[Spending]) -> None:
     for name, total in known.totals.items():
         both = known.groups[name].common(group)
         after = known.account(both, total.delta, asked)
-        if after.epsilon <= total.epsilon:
+        if not both.keys or after.epsilon <= total.epsilon:
             continue
         before, (alone, _) = known.account(both, total.delta), add_up(asked, total.delta)
         many = len(before.entries)
