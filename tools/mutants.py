@@ -599,8 +599,8 @@ MUTANTS = (
     Mutant(
         "shares: clients that are not drawn add none",
         "engine/rounds.py",
-        "if not state.mechanism.in_shares or not len(rest):",
-        "if True:",
+        "    if not len(rest):\n",
+        "    if True:\n",
         "tests/engine/test_simulate.py",
     ),
     Mutant(
@@ -718,8 +718,8 @@ MUTANTS = (
     Mutant(
         "ranks: every rank adds the shares of all who are not drawn",
         "engine/simulate.py",
-        "cohort, np.asarray(self.owned))",
-        "cohort, self._everyone)",
+        "self.data.spec, cohort, self.owned)",
+        "self.data.spec, cohort, self._everyone)",
         "tests/engine/test_ranks.py::test_releases_are_those_of_one_process[shares-3]",
     ),
     Mutant(
