@@ -1,6 +1,6 @@
 """When joining pays: the rule behind the verdict, checked on generated federations.
 
-    python benchmarks/verdict.py generate --out FILE [--federations 240] [--seed 1]
+    python benchmarks/verdict.py generate --out FILE [--federations 240] [--seed 1] [--small]
     python benchmarks/verdict.py check FILE ...
 
 `generate` draws federations (20 to 5,000 clients, 2 to 500 columns, 5 to 500 rows each; tasks,
@@ -47,11 +47,11 @@ from coterie.solvers.posterior import add_in_turn
 TASKS = ("regression", "binary", "multiclass")
 KINDS = ("mean", "mean", "low_rank", "clusters", "shift_scale")
 TEST = 20
-WORK, CELLS = 2e7, 3e5  # multiplications of a round, values of the training rows
+WORK, CELLS = (2e7, 3e6), (3e5, 8e4)  # multiplications of a round, values of the training rows
 EVEN, CLEAR = 0.01, 2.0
 
 
-def drawn(generator):
+def drawn(generator, *, small=False):
     """Return the options of one federation."""
 
     def log(low, high):
@@ -64,7 +64,7 @@ def drawn(generator):
         inner = min(rows, features)
         newton = 1 if task == "regression" else 5
         work = clients * outputs * rows * features * inner * newton
-        if work <= WORK and clients * rows * features <= CELLS:
+        if work <= WORK[small] and clients * rows * features <= CELLS[small]:
             break
     return {
         "kind": str(generator.choice(KINDS)),
@@ -154,7 +154,7 @@ def generate(asked):
     for number in range(asked.federations):
         seed = 100_000 * asked.seed + number
         generator = np.random.default_rng([asked.seed, number])
-        options = drawn(generator)
+        options = drawn(generator, small=asked.small)
         epsilons = np.round(np.exp(generator.uniform(math.log(0.25), math.log(8), 3)), 3)
         if seed in done:
             continue
@@ -237,6 +237,7 @@ def main(argv=None):
     one = commands.add_parser("generate")
     one.add_argument("--federations", type=int, default=240)
     one.add_argument("--seed", type=int, default=1)
+    one.add_argument("--small", action="store_true")
     one.add_argument("--out", type=Path, required=True)
     one.set_defaults(go=generate)
     other = commands.add_parser("check")

@@ -952,3 +952,16 @@ def test_a_mean_that_is_mostly_noise_is_shrunk():
     torch.testing.assert_close(whole, mean)
     free = simulate(plan_for(data.spec, Privacy(epsilon=math.inf)), data)
     assert float(free.shared["noise"]) == 0
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 3.0])
+def test_a_constant_column_changes_little(value):
+    data = synthetic("mean", clients=150, rows=35, features=6, seed=0).data
+    more = torch.cat([data.features, torch.full((len(data.features), 1), value)], dim=1)
+    wider = replace(data, spec=replace(data.spec, shape=(7,)), features=more)
+    errors = []
+    for given in (data, wider):
+        train, test = given.split(15, 0)
+        plan = plan_for(train.spec, Privacy(epsilon=1.0), simulation_seed=0)
+        errors.append(evaluate(plan.method.model, simulate(plan, train).rows, test).value)
+    assert abs(errors[1] - errors[0]) < 0.01 and errors[0] < 0.26
