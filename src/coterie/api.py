@@ -85,15 +85,15 @@ Which = Literal["gains", "clients", "rounds", "privacy"]
 
 
 def init(
-    given: Any, *, client: str | None = None, target: str | None = None, **wishes: Any
+    given: Any, *, client: str | None = None, target: str | None = None, **overrides: Any
 ) -> Proposal:
     """Return a proposal for how to read a table, as `coterie init` makes it.
 
     It is read off the rows: check it, and pass it on by `ct.load(given, proposal.source)`, which
-    declares its levels, ranges and classes as public. None guesses the column. `wishes` are
+    declares its levels, ranges and classes as public. None guesses the column. `overrides` are
     `task`, `features` and `categories`, as the flags of the command.
     """
-    return inspect(_path(given), client=client, target=target, **wishes)
+    return inspect(_path(given), client=client, target=target, **overrides)
 
 
 def _path(given: Any) -> Any:

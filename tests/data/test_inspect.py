@@ -192,10 +192,10 @@ def test_numbers_that_are_codes_by_name_are_categories(tmp_path):
     assert found.source.levels == {"gender": ("0", "1", "2", "other")}
     assert found.source.features == ("gender", "visits", "dose")
     assert any(text.endswith("give --categories visits") for text in found.problems)
-    wished = inspect(path, client="h", target="y", categories=("zip_code", "visits"))
-    assert len(wished.source.levels["zip_code"]) == 31
-    assert wished.source.levels["visits"] == ("0", "1", "2", "3", "other")
-    data = load(path, wished.source)
+    given = inspect(path, client="h", target="y", categories=("zip_code", "visits"))
+    assert len(given.source.levels["zip_code"]) == 31
+    assert given.source.levels["visits"] == ("0", "1", "2", "3", "other")
+    data = load(path, given.source)
     assert data.features.shape == (300, 41) and set(data.features[:, :4].unique().tolist()) == {
         0,
         1,
@@ -210,9 +210,9 @@ def test_columns_and_task_can_be_given(tmp_path):
     assert inspect(path, client="h", target="b").source.task == "multiclass"
     wrong = inspect(path, client="h", target="b", task="binary").blocking
     assert any("has 9 values" in text and "--positive" in text for text in wrong)
-    for wish in ({"features": ("nn",)}, {"categories": ("idd",)}, {"features": ("h",)}):
+    for override in ({"features": ("nn",)}, {"categories": ("idd",)}, {"features": ("h",)}):
         with pytest.raises(DataError, match=r"no such column|is both --client and --features"):
-            inspect(path, client="h", target="y", **wish)
+            inspect(path, client="h", target="y", **override)
 
 
 def test_gaps_are_filled_for_numbers_and_levels_for_categories(table):

@@ -12,7 +12,7 @@ from coterie.cli.options import JSON, Commands, aligned, check_file, command
 from coterie.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from coterie.data.inspect import Look, Proposal, Wishes
+    from coterie.data.inspect import Look, Overrides, Proposal
 
 _MORE = """\
 It reads CSV, TSV, Parquet and folders of these, without training anything. It prints all problems
@@ -64,17 +64,17 @@ def init(arguments: argparse.Namespace) -> int:
 
 
 def _propose(path: Path, out: Path, arguments: argparse.Namespace) -> int:
-    from coterie.data.inspect import Look, Wishes, look
+    from coterie.data.inspect import Look, Overrides, look
 
     asks = not arguments.yes and not arguments.json and sys.stdin.isatty()
-    wishes = Wishes(
+    overrides = Overrides(
         client=arguments.client,
         target=arguments.target,
         task=arguments.task,
         features=_listed(arguments.features),
         categories=_listed(arguments.categories),
     )
-    proposal = (_asked if asks else Look.propose)(look(path), wishes)
+    proposal = (_asked if asks else Look.propose)(look(path), overrides)
     if not arguments.json:
         _show(path, proposal)
     accepted = not proposal.blocking and (arguments.yes or (asks and _accepts()))
@@ -101,15 +101,15 @@ def _listed(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-def _asked(seen: "Look", wishes: "Wishes") -> "Proposal":
+def _asked(seen: "Look", overrides: "Overrides") -> "Proposal":
     """Return a proposal with the columns that are answered on a terminal."""
-    if wishes.client is None:
-        client = _ask("client column", seen.propose(wishes).source.client, seen.columns)
-        wishes = replace(wishes, client=client)
-    if wishes.target is None:
-        target = _ask("column to predict", str(seen.propose(wishes).source.target), seen.columns)
-        wishes = replace(wishes, target=target)
-    return seen.propose(wishes)
+    if overrides.client is None:
+        client = _ask("client column", seen.propose(overrides).source.client, seen.columns)
+        overrides = replace(overrides, client=client)
+    if overrides.target is None:
+        target = _ask("column to predict", str(seen.propose(overrides).source.target), seen.columns)
+        overrides = replace(overrides, target=target)
+    return seen.propose(overrides)
 
 
 def _print_json(path: Path, out: Path | None, proposal: "Proposal") -> None:

@@ -555,7 +555,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class Overrides:
     """What the user decides instead of the proposal.
 
     Attributes:
@@ -573,9 +573,9 @@ class Wishes:
     categories: tuple[str, ...] = ()
 
 
-def inspect(given: Path | Any, **wishes: Any) -> Proposal:
-    """Return a proposal for a file or frame; the arguments are those of `Wishes`."""
-    return look(given).propose(Wishes(**wishes))
+def inspect(given: Path | Any, **overrides: Any) -> Proposal:
+    """Return a proposal for a file or frame; the arguments are those of `Overrides`."""
+    return look(given).propose(Overrides(**overrides))
 
 
 @dataclass(frozen=True)
@@ -592,32 +592,32 @@ class Look:
     notes: tuple[str, ...] = ()
     files: bool = False
 
-    def propose(self, wishes: Wishes) -> Proposal:
+    def propose(self, overrides: Overrides) -> Proposal:
         """Return a proposal; problems do not stop it. Raise DataError for an unknown column."""
-        self._check(wishes)
-        client = wishes.client or guess_client(self.columns, wishes.target, files=self.files)
-        target = wishes.target or guess_target(self.columns, client)
+        self._check(overrides)
+        client = overrides.client or guess_client(self.columns, overrides.target, files=self.files)
+        target = overrides.target or guess_target(self.columns, client)
         guessed = tuple(
             f"the {what} column {name!r} is a guess: give another with --{what}"
             for what, given, name in (
-                ("client", wishes.client, client),
-                ("target", wishes.target, target),
+                ("client", overrides.client, client),
+                ("target", overrides.target, target),
             )
             if given is None and name is not None
         )
-        found = _propose(self, replace(wishes, client=client, target=target))
+        found = _propose(self, replace(overrides, client=client, target=target))
         return replace(found, problems=(*guessed, *found.problems))
 
-    def _check(self, wishes: Wishes) -> None:
+    def _check(self, overrides: Overrides) -> None:
         """Raise DataError for columns that do not exist, or are given two parts to play."""
         parts: dict[str, set[str]] = {
-            "client": set() if wishes.client is None else {wishes.client},
-            "target": set() if wishes.target is None else {wishes.target},
-            "features": {*wishes.features},
+            "client": set() if overrides.client is None else {overrides.client},
+            "target": set() if overrides.target is None else {overrides.target},
+            "features": {*overrides.features},
         }
         wrong = [
             f"--{flag} {name}: no such column; {did_you_mean(name, list(self.columns))}"
-            for flag, names in (*parts.items(), ("categories", {*wishes.categories}))
+            for flag, names in (*parts.items(), ("categories", {*overrides.categories}))
             for name in sorted(names - self.columns.keys())
         ]
         wrong += [
@@ -698,19 +698,19 @@ def _spellings(columns: Sequence[Facts]) -> dict[str, Any]:
     }
 
 
-def _propose(seen: Look, wishes: Wishes) -> Proposal:
-    client, target = wishes.client, wishes.target
+def _propose(seen: Look, overrides: Overrides) -> Proposal:
+    client, target = overrides.client, overrides.target
     columns = {
-        name: _as_category(column) if name in wishes.categories else column
+        name: _as_category(column) if name in overrides.categories else column
         for name, column in seen.columns.items()
     }
     taken = (client, target, *((FILE,) if seen.files else ()))
     others = {n: c for n, c in columns.items() if n not in taken}
     split, others = _split(others)
-    others = _wished(others, wishes.features)
+    others = _only(others, overrides.features)
     features, left_out = _features(others)
     aim = _without_markers(columns.get(target or ""))
-    options, text, blocking = _target(aim, wishes.task)
+    options, text, blocking = _target(aim, overrides.task)
     used = [others[name] for name in features]
     options |= {"client": client or "client", "target": target or "y", "split": split}
     options |= _schema(used, aim, options["task"])
@@ -764,20 +764,20 @@ def _as_category(column: Facts) -> Facts:
     return replace(column, kind="category", commas=False, unit="", forms=())
 
 
-def _wished(others: dict[str, Facts], features: Sequence[str]) -> dict[str, Facts]:
-    """Return the columns that the user wants to use; what looks like an id is used too."""
+def _only(others: dict[str, Facts], features: Sequence[str]) -> dict[str, Facts]:
+    """Return the columns that the user chose to predict from; () takes all as they are."""
     if not features:
         return others
-    numbers = {name: c.kind == "id" and len(c.numbers) > 0 for name, c in others.items()}
-    return {
-        name: replace(c, kind="number")
-        if numbers[name]
-        else _as_category(c)
-        if c.kind != "number"
-        else c
-        for name, c in others.items()
-        if name in features
-    }
+    return {name: _as_feature(column) for name, column in others.items() if name in features}
+
+
+def _as_feature(column: Facts) -> Facts:
+    """Return a column in a form that can be used, also if it looks like an id or a text."""
+    if column.kind == "number":
+        return column
+    if column.kind == "id" and len(column.numbers):
+        return replace(column, kind="number")
+    return _as_category(column)
 
 
 _SPLIT = "column 'split' is taken for the split into training and test rows"

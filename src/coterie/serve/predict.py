@@ -422,7 +422,9 @@ def _std(
     """
     method, shared = run_plan.method, read_shared(folder)
     if method.serving.uncertainty is None:
-        raise ValueError(f"--std: {method} has no uncertainty; run pfeb, or leave --std out")
+        raise ValueError(
+            f"{method} has no uncertainty: run pfeb, or leave --std and --quantiles out"
+        )
     owners = places_of(folder)
     strange = np.array([name not in owners for name in data.names])
     form = method.serving.variance
