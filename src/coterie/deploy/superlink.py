@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from coterie.core.environment import go_offline, is_offline, telemetry_off
@@ -97,6 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_offline():
         go_offline()
     os.environ.update(SWITCHES)
+    # The SuperLink starts programs of Flower by name: those beside this interpreter.
+    beside = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    os.environ["PATH"] = os.pathsep.join(beside)
     for name in _OTHER_PORTS:
         os.environ.pop(name, None)
     flower_superlink = program("flower-superlink")
