@@ -76,6 +76,7 @@ fmt: dev       ## format
 bench: dev     ## speed on this machine, as ratios in one run
 	$(BIN)/python benchmarks/accounting.py
 	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/commands.py
 	$(ONE_THREAD) $(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/scale.py
