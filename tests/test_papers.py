@@ -116,18 +116,28 @@ BRIEF = (
     [
         pytest.param(one, marks=pytest.mark.full if one in BRIEF else pytest.mark.slow)
         for one in QUICK
+        if one.startswith("python ")
     ],
 )
-def test_commands_run_in_their_quick_form(command: str, tmp_path: Path) -> None:
+def test_studies_run_in_their_quick_form(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)
-    if words[0] == "python":
-        words = [sys.executable, str(ROOT / words[1]), *words[2:]]
-    else:
-        words = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
+    words = [sys.executable, str(ROOT / words[1]), *words[2:]]
     done = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, timeout=1200, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", [one for one in QUICK if one.startswith("coterie ")])
+def test_commands_run(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err[-2000:]
 
 
 def test_as_published_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
