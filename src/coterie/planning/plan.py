@@ -354,11 +354,7 @@ class Plan:
 
     def open(self, spec: Spec, folder: Path | None = None) -> Billboard:
         """Open the billboard: open ledger and transcript, continue where they stand."""
-        if spec.clients > MOST_CLIENTS:
-            raise ValueError(
-                f"{spec.clients} clients: sums are exact for at most {MOST_CLIENTS}; "
-                "split the federation"
-            )
+        self._check_exact(spec.clients)
         # Raises here, before anything is spent, if sampling and relation cannot be accounted for.
         events = self.guarantee(spec.clients).events
         path = None if folder is None else folder / "ledger.jsonl"
@@ -373,6 +369,22 @@ class Plan:
             transcript=transcript,
             entropy=lambda index: open_entropy(self.simulation_seed, "noise", index),
         )
+
+    def _check_exact(self, clients: int) -> None:
+        """Raise ValueError if a sum could have more parts than float64 adds exactly.
+
+        **Guarantee:** a release is a function of an exact sum. Its parts are the contributions of
+        the cohort, at most `sampler.largest`, and, where noise is added in shares, a share of every
+        client. A cohort of fixed size is never larger; a Poisson cohort may be everybody. Test:
+        tests/planning/test_plan.py.
+        """
+        in_shares = any(mechanism.in_shares for mechanism in self.mechanisms(clients))
+        parts = clients if in_shares else self.sampler.largest(clients)
+        if parts > MOST_CLIENTS:
+            raise ValueError(
+                f"{clients} clients: sums are exact for at most {MOST_CLIENTS} in a round; draw "
+                "cohorts of fixed size (--sampling fixed), or split the federation"
+            )
 
     def digest(self, spec: Spec) -> str:
         """Return the hash of what decides on the releases, on data of this spec."""

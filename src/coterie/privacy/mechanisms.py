@@ -66,7 +66,7 @@ ClientEntropy = Callable[[int], Entropy]
 """Opens the source of a client's own noise, by its id."""
 
 MOST_CLIENTS = 1 << 22
-"""Sums over more clients could exceed 2^53 grid steps, and would not be exact."""
+"""Sums over more clients in a round could exceed 2^53 grid steps, and would not be exact."""
 _SHARE_TOLERANCE = 1e-12
 """Shares add up to 1 within this, and the noise is larger by it, as float sums are inexact."""
 _MOST_LOCAL_NOISE = 1e5
