@@ -80,6 +80,8 @@ bench: dev     ## speed on this machine, as ratios in one run
 	$(ONE_THREAD) $(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/linear.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/tables.py --rows 300000 --clients 3000
+	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python benchmarks/cnn.py --device cpu
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/districts.py
