@@ -118,6 +118,15 @@ def test_noise_can_be_given_instead_of_a_budget():
         ct.CoterieRegressor("pmtl", noise_multiplier=20.0).fit(X, y, clients=who)
 
 
+def test_a_verdict_against_joining_is_a_caveat():
+    X, y, who = federation(seed=71)  # eight clients
+    caveats = ct.CoterieRegressor(epsilon=1.0).fit(X, y, clients=who).caveats_
+    assert "Learn alone" in caveats[-1] and "method='local'" in caveats[-1]
+    X, y, who = federation(seed=72)
+    named = ct.CoterieRegressor("pfeb", epsilon=1.0).fit(X, y, clients=who)
+    assert not any("Learn alone" in caveat for caveat in named.caveats_)
+
+
 def test_a_random_state_is_a_simulation_and_says_so():
     X, y, who = federation()
     with pytest.warns(ct.PrivacyWarning, match="protects nobody"):

@@ -40,7 +40,7 @@ from coterie.methods.auto import Auto
 from coterie.methods.base import Method, Shape, choices, shared_leaves
 from coterie.models import Model
 from coterie.planning.plan import Privacy, Speed
-from coterie.planning.rules import plan_for
+from coterie.planning.rules import advice_for, plan_for
 from coterie.privacy.guarantee import round_up, show_delta
 from coterie.privacy.sampling import Poisson, Sampler
 from coterie.serve.predict import model_outputs
@@ -254,6 +254,12 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self.caveats_ = method.notes(
             private=bool(guarantee.events) and self.epsilon_ < np.inf
         ).caveats
+        advice = advice_for(outcome.plan, outcome.spec) if outcome.plan.chosen else None
+        if advice is not None and advice.verdict == "learn alone":
+            self.caveats_ = (
+                *self.caveats_,
+                f"{advice} method='local' trains every client on its own rows and spends nothing",
+            )
 
     def _warn(self, X: Any, targets: NDArray[Any], codes: Integers) -> None:
         """Warn of what epsilon does not cover."""
