@@ -52,7 +52,7 @@ def overview(papers: tuple[Paper, ...]) -> str:
 
 def bibliography(papers: tuple[Paper, ...]) -> str:
     """Return one line per paper."""
-    return "\n".join(f"- {one.authors}. *{one.title}*. {one.venue}. {one.link}" for one in papers)
+    return "\n".join(f"- {one.authors}. *{one.title}*. {one.venue}. <{one.link}>" for one in papers)
 
 
 def filled(text: str, content: str) -> str:
