@@ -386,9 +386,10 @@ class PFEB(Method):
         """Find the own posterior; contribute what the prior learns from."""
         whole, posted = bool(self.gls or self.structure), self._posted(shared)
         working = self._working(shared, clients.spec)
-        found = own = posterior(clients, working, bias=self._bias, curvature=whole)
-        spread = _spreads(shared, posted)
-        if self.learn and "random" in shared:
+        apart, spread = self.learn and "random" in shared, _spreads(shared, posted)
+        here = whole and not apart
+        found = own = posterior(clients, working, bias=self._bias, curvature=here)
+        if apart:
             itself = replace(working, variances=working.variances * _cpu(shared["random"]))
             own = posterior(clients, itself, bias=self._bias, curvature=whole)
         mean = found.deviation[:, posted.to(found.deviation.device)]
@@ -652,11 +653,12 @@ def second_moments(own: Posterior, mixing: Tensor, random: Tensor) -> tuple[Tens
     The first are in units of their variances, (c, q); the others packed, over sqrt(q).
     """
     assert own.curvature is not None
-    deviation = own.deviation[:, 0].cpu()
-    beyond = deviation[:, :, None] * deviation[:, None] - own.curvature.cpu()
-    spread = 1 + turned(beyond, mixing).diagonal(dim1=1, dim2=2)[:, random]
-    inside = beyond[:, random][:, :, random]
-    return spread, packed(inside) / math.sqrt(inside.shape[-1])
+    # Fixed effects are not mixed with others: only the random ones are needed.
+    deviation = own.deviation[:, 0].cpu()[:, random]
+    curvature = own.curvature.cpu()[:, random][:, :, random]
+    beyond = deviation[:, :, None] * deviation[:, None] - curvature
+    spread = 1 + turned(beyond, mixing[random][:, random]).diagonal(dim1=1, dim2=2)
+    return spread, packed(beyond) / math.sqrt(beyond.shape[-1])
 
 
 def _unit(block: Block, size: int) -> float:
