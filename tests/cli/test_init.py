@@ -230,6 +230,20 @@ def test_data_show_reads_by_a_plan(tmp_path, capsys):
     assert (shown["clients"], shown["rows"], shown["task"]) == (5, 50, "binary")
 
 
+def test_a_plan_finds_its_table_beside_it(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    write_rows(folder / "t.csv", 240, 0, labelled=True)
+    monkeypatch.chdir(folder)
+    assert main(["init", "t.csv", "--client", "hospital", "--target", "died", "--yes"]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "show", "--plan", "rows/plan.toml"]) == 0
+    (folder / "t.csv").unlink()
+    capsys.readouterr()
+    assert main(["data", "show", "--plan", "rows/plan.toml"]) == 2
+    assert "t.csv: no such file or folder; check the path" in capsys.readouterr().err
+
+
 def test_a_plan_is_not_overwritten_and_json_lists_everything(tmp_path, capsys):
     write_rows(tmp_path / "t.csv", 240, 0, labelled=True)
     out = tmp_path / "plan.toml"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.account import make_sampler
-from coterie.cli.options import NO_DATA, check_name
+from coterie.cli.options import NO_DATA, check_name, names
 from coterie.core.config import ConfigError, assign, from_table, naming, read_toml, to_table
 from coterie.core.suggest import closest
 
@@ -108,10 +108,22 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _base_table(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the TOML plan, and the published plan of the method over it."""
-    table: dict[str, Any] = read_toml(Path(arguments.plan)) if arguments.plan else {}
+    table: dict[str, Any] = _read_plan(arguments.plan) if arguments.plan else {}
     if getattr(arguments, "as_published", None) is None:
         return table
     return table | _published(arguments.method, arguments.as_published)
+
+
+def _read_plan(given: str) -> dict[str, Any]:
+    """Return the table of a plan; data that is not here is looked for beside the plan."""
+    path, table = Path(given), read_toml(Path(given))
+    data = table.get("data")
+    name = data.get("name") if isinstance(data, dict) else None
+    if not isinstance(name, str) or name in names()["data"] or Path(name).exists():
+        return table
+    if (path.parent / name).exists():
+        table["data"]["name"] = str(path.parent / name)
+    return table
 
 
 def _published(name: str | None, text: str) -> dict[str, Any]:
@@ -139,7 +151,7 @@ def _published(name: str | None, text: str) -> dict[str, Any]:
 def check_plan(arguments: argparse.Namespace) -> None:
     """Raise an error for a plan's file, method or data that cannot be right, without torch."""
     with naming(arguments.plan) if arguments.plan else nullcontext():
-        table: dict[str, Any] = read_toml(Path(arguments.plan)) if arguments.plan else {}
+        table: dict[str, Any] = _read_plan(arguments.plan) if arguments.plan else {}
         _check_tables(table)
         _lay_flags(table, arguments, "data.")
         for setting in arguments.set:
@@ -159,7 +171,7 @@ def check_plan(arguments: argparse.Namespace) -> None:
 def data_table(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the plan's choice of data, as far as a plan and flags say it."""
     given = getattr(arguments, "plan", None)
-    table: dict[str, Any] = {"data": read_toml(Path(given)).get("data", {})} if given else {}
+    table: dict[str, Any] = {"data": _read_plan(given).get("data", {})} if given else {}
     _lay_flags(table, arguments, "data.")
     return dict(table.get("data", {}))
 
