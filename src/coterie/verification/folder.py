@@ -237,6 +237,8 @@ def _signature(path: Path, key: bytes | None) -> tuple[tuple[Check, ...], tuple[
     except ValueError as error:
         return (_judge("signature", [str(error)], "a signature, or none"),), ()
     who = "not signed"
+    if found is None and (path.parent / PARTIES).exists():
+        return (), ("that the keys in federation.toml belong to the parties that it names",)
     if found is not None:
         who = f"signed by key {found.key_id}, not checked (--key PUBLIC checks it)"
     return (), (f"that the folder is genuine: {path.name} is {who}",)
