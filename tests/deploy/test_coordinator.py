@@ -902,9 +902,10 @@ class TestTransports:
 
 
 def test_what_travels_is_the_sum_and_nothing_else(tmp_path):
-    """A site's messages hold a sum of its mechanism, or nothing; heads name no number of rows."""
+    """A site's messages hold a sum of its mechanism, or what everybody knows of the run."""
     found = Federated(make_plan(), tmp_path)
     seen = []
+    public = {"run", "site", "epsilon", "delta", "plan.toml", "federation.toml"}
 
     def tamper(site, question, answer):
         seen.append(said(answer))
@@ -915,7 +916,10 @@ def test_what_travels_is_the_sum_and_nothing_else(tmp_path):
     names = {SUM + name for name in found.posts[0].value}
     for message in seen:
         assert set(message.arrays) == (names if message.kind == "round" else set())
-        assert message.body == {}
+        assert set(message.body) == (set() if message.kind == "round" else {"statement"})
+        if message.body:
+            assert set(message.body["statement"]) == {"text", "signature"}
+            assert set(json.loads(message.body["statement"]["text"])) == public
     assert {message.kind for message in seen} == {"round", "finish"}
 
 

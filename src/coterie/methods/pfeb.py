@@ -271,7 +271,8 @@ class PFEB(Method):
         if self.structure and not self._can_structure(spec):
             raise ValueError(
                 f"structure = {self.structure} needs one output, random effects and their spread, "
-                'learn = true, shared = "all" and no gls: leave structure out, or use 0'
+                f'learn = true, shared = "all" and no gls; this is {spec.task} with '
+                f"{spec.outputs} outputs: leave structure out, or use 0"
             )
         if self.shared == "slice":
             check_directions(self.directions, spec)

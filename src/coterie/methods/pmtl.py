@@ -84,7 +84,7 @@ from coterie.models.linear import (
     slice_of,
     slice_variances,
 )
-from coterie.solvers.local import How, LocalProblem
+from coterie.solvers.local import How, LocalProblem, by_anchor
 from coterie.solvers.posterior import Prior, add_in_turn
 from coterie.solvers.sgd import SGD
 
@@ -354,25 +354,29 @@ class PMTL(Proximal):
         start = begin(personal, anchor) if self.clusters else personal
         problem = self._weighed(self.last_problem(), clients)
         if self._averages(problem, clients.spec):
-            return finite_or(self._average(anchor, clients), personal)
+            return finite_or(self._average(anchor, clients), start)
         return problem.solve(start, clients, rng, round=0, anchor=anchor)
 
     def _averages(self, problem: LocalProblem, spec: Spec) -> bool:
         """Return whether the last fits are averaged over penalties."""
-        return spec.task != "regression" and not self.clusters and problem.is_exact(spec)
+        return spec.task != "regression" and problem.is_exact(spec)
 
     def _average(self, anchor: Tree, clients: Clients) -> Tree:
         """Average the fits of some penalties by the likelihood of own rows left out."""
         assert isinstance(self.model, Linear)
-        bias, center = self.model.bias, matrix_of(anchor).cpu()
-        priors = [
-            Prior(center, torch.full_like(center, 1 / (self.lam * times)), per_row=True)
-            for times in WIDER
-        ]
+        bias = self.model.bias
         guess = torch.tensor([0.5 * (math.log(times) / WIDTH) ** 2 for times in WIDER])
-        shares = own_shares(clients, priors, guess, bias=bias)
-        fits = torch.stack([modes(clients, one, bias=bias) for one in priors])
-        return head_of(add_in_turn(shares[:, :, None, None] * fits), bias)
+
+        def fit(some: Clients, center: Tensor) -> Tensor:
+            priors = [
+                Prior(center, torch.full_like(center, 1 / (self.lam * times)), per_row=True)
+                for times in WIDER
+            ]
+            shares = own_shares(some, priors, guess, bias=bias)
+            fits = torch.stack([modes(some, one, bias=bias) for one in priors])
+            return add_in_turn(shares[:, :, None, None] * fits)
+
+        return head_of(by_anchor(clients, matrix_of(anchor), fit), bias)
 
     def _weighed(self, problem: LocalProblem, clients: Clients) -> LocalProblem:
         """Weigh lam by the rows of each client for a loss that is a sum."""

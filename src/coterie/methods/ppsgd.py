@@ -17,7 +17,7 @@ clip on eta_w g. What the clip cuts off is lost to w only; theta keeps its own p
 
 `ridge` adds ridge/2 |theta_k|^2, by a proximal step on theta after the local steps of a round, as
 long as these were: theta <- theta / (1 + ridge eta_theta steps). After the last round every client,
-sampled or not, takes steps on theta only, w held fixed (with a ridge: exactly, for least squares).
+sampled or not, takes steps on theta only, w held fixed; with a ridge it solves for theta exactly.
 """
 
 from dataclasses import dataclass, field, replace

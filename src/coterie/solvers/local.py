@@ -9,7 +9,7 @@ stable below 2 / L, L = largest |x|^2 (+ 1 for the bias) + lam. A client uses it
 nothing about it, so this costs no privacy.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -183,17 +183,28 @@ class LocalProblem:
 def _classes(clients: Clients, anchor: Tree | None, lam: float, *, bias: bool) -> Tree:
     """Return the minima for classes, by Newton's method; NaN where the anchor is not finite."""
     spec = clients.spec
-    shape = (spec.outputs, spec.features + bias)
-    near = torch.zeros(shape) if anchor is None else matrix_of(anchor).cpu()
+    zero = torch.zeros(spec.outputs, spec.features + bias)
+    near = zero if anchor is None else matrix_of(anchor)
+    found = by_anchor(clients, near, lambda some, center: _modes(some, center, lam, bias=bias))
+    return head_of(found, bias)
+
+
+def by_anchor(clients: Clients, near: Tensor, fit: Callable[[Clients, Tensor], Tensor]) -> Tensor:
+    """Return each client's fit (outputs, features) near its anchor; NaN where that is not finite.
+
+    `near` is one anchor, or one per client of which few differ. `fit` takes clients and the
+    anchor that they share.
+    """
+    near = near.cpu().double()
     if near.dim() == 2:
-        return head_of(_modes(clients, near.double(), lam, bias=bias), bias)
-    found = torch.full((len(clients), *shape), torch.nan, dtype=torch.float64)
+        return fit(clients, near)
+    found = torch.full((len(clients), *near.shape[1:]), torch.nan, dtype=torch.float64)
     sound = near.isfinite().flatten(1).all(dim=1)
     centers, which = torch.unique(near, dim=0, return_inverse=True)
     for number in which[sound].unique():
         here = torch.nonzero(which == number)[:, 0]
-        found[here] = _modes(clients.at(here), centers[number], lam, bias=bias).cpu()
-    return head_of(found.to(clients.device), bias)
+        found[here] = fit(clients.at(here), centers[number]).cpu().double()
+    return found.to(clients.device)
 
 
 def _modes(clients: Clients, center: Tensor, lam: float, *, bias: bool) -> Tensor:
