@@ -63,6 +63,7 @@ from .privacy.billboard import Post as Post
 from .privacy.guarantee import Guarantee as Guarantee
 from .privacy.mechanisms import Mechanism as Mechanism
 from .privacy.noise import register_mechanism as register_mechanism
+from .privacy.sampling import Cyclic as Cyclic
 from .privacy.sampling import Everyone as Everyone
 from .privacy.sampling import FixedSize as FixedSize
 from .privacy.sampling import Poisson as Poisson

@@ -31,8 +31,8 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
 from coterie.planning.plan import Plan, Privacy, Speed
-from coterie.privacy.noise import LocalNoise
-from coterie.privacy.sampling import Everyone, FixedSize, Poisson
+from coterie.privacy.noise import BandedNoise, LocalNoise
+from coterie.privacy.sampling import Cyclic, Everyone, FixedSize, Poisson
 from coterie.runs.budget import Budget, declare_total, read_register
 
 pytestmark = pytest.mark.full
@@ -468,6 +468,22 @@ def test_where_the_plan_takes_all_a_site_answers_for_all(tmp_path, sampler, take
         else:
             expect(answer, "round")
     expect(world.send(world.round(3)), "round")
+
+
+def test_a_public_schedule_is_enforced_by_the_site(tmp_path):
+    """Five clients, two in a round: client 0 and 3, 1 and 4, 2, and again from the first."""
+    noise = replace(PLAN.privacy, noise=BandedNoise())
+    world = World(tmp_path, replace(PLAN, sampler=Cyclic(2), privacy=noise)).join()
+    before = world.disk()
+    for clients in ([], [2], [4], [2, 3], OWN):  # not yet, or not alone, or not in this round
+        refused(world.send(world.round(0, clients=clients)), "whose turn")
+    assert world.disk() == before
+    expect(world.send(world.round(0, clients=[3])), "round")
+    refused(world.send(world.round(1, counted=0, clients=[3])), "whose turn")
+    expect(world.send(world.round(1, counted=0, clients=[4])), "round")
+    expect(world.send(world.round(2, counted=1, clients=[2])), "round")
+    expect(world.send(world.round(3, counted=2, clients=[3])), "round")
+    refused(world.send(world.round(4, counted=3, clients=[3, 4])), "whose turn")
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "local"])

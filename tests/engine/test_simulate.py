@@ -16,8 +16,8 @@ from coterie.models import Linear
 from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.privacy.billboard import absent_shares
 from coterie.privacy.entropy import client_entropy
-from coterie.privacy.noise import SharedNoise
-from coterie.privacy.sampling import Everyone, FixedSize, Poisson
+from coterie.privacy.noise import BandedNoise, SharedNoise
+from coterie.privacy.sampling import Cyclic, Everyone, FixedSize, Poisson
 from coterie.solvers.sgd import SGD
 
 
@@ -75,9 +75,14 @@ def test_disk_equals_memory(data, tmp_path):
             assert torch.equal(leaf, other.models.leaves[name])
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(data, tmp_path):
+@pytest.mark.parametrize("banded", [False, True])
+def test_a_stopped_run_goes_on_bit_for_bit(data, tmp_path, banded):
     """Stop after each round in turn, go on, and compare with the run that was never stopped."""
-    plan = plan_of(sampler=Poisson(12.0), method=PMTL(solver="sgd", sgd=SGD(lr=0.05)))
+    usual = {"method": PMTL(solver="sgd", sgd=SGD(lr=0.05)), "sampler": Poisson(12.0)}
+    if banded:  # noise depends on that of earlier rounds, which a seed draws again
+        noise = Privacy(noise_multiplier=1.0, noise=BandedNoise())
+        usual |= {"sampler": Cyclic(15), "privacy": noise}
+    plan = plan_of(**usual)
     whole = simulate(plan, data)
 
     class StopError(Exception):

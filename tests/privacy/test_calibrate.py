@@ -216,7 +216,7 @@ def test_whole_numbers_and_defaults_may_be_written():
         (
             "noise",
             {"kind": "cauchy"},
-            "gaussian, laplace, local, local_paper, shares, wishart, wishart_paper",
+            "banded, gaussian, laplace, local, local_paper, shares, wishart, wishart_paper",
         ),
         ("noise", {"kind": "wishart", "degrees": 3.5}, "degrees"),
         ("noise", {"kind": "wishart_paper", "sensitivity": "K"}, "'2K', 'K^2'"),

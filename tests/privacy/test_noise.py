@@ -23,6 +23,7 @@ from coterie.privacy.ledger import Ledger, LedgerError
 from coterie.privacy.mechanisms import GaussianRows, GaussianSum, LaplaceSum, Mechanism, Shape
 from coterie.privacy.moments import GaussianGram, Squares, WishartGram
 from coterie.privacy.noise import (
+    BandedNoise,
     GaussianNoise,
     LaplaceNoise,
     LocalNoise,
@@ -297,6 +298,7 @@ def test_kinds_are_known_by_name():
         "wishart_paper": PublishedWishart,
         "local": LocalNoise,
         "shares": SharedNoise,
+        "banded": BandedNoise,
         "local_paper": PublishedLocal,
     }
     assert GaussianNoise().usual_delta(10) == WishartNoise().usual_delta(10) == 1e-5

@@ -5,7 +5,7 @@ import pytest
 
 from coterie.privacy.entropy import SeededEntropy, SystemEntropy, open_entropy, uniforms
 from coterie.privacy.events import Participation
-from coterie.privacy.sampling import Everyone, FixedSize, Poisson, Sampler, _below
+from coterie.privacy.sampling import Cyclic, Everyone, FixedSize, Poisson, Sampler, _below
 
 SAMPLERS = [Everyone(), Poisson(), Poisson(3.5), Poisson(9.999), Poisson(1e-9), FixedSize(4)]
 
@@ -134,7 +134,12 @@ def test_hidden_cohorts_are_the_default():
 
 
 def test_samplers_are_found_by_name():
-    assert Sampler.choices() == {"everyone": Everyone, "poisson": Poisson, "fixed": FixedSize}
+    assert Sampler.choices() == {
+        "everyone": Everyone,
+        "poisson": Poisson,
+        "fixed": FixedSize,
+        "cyclic": Cyclic,
+    }
 
 
 def test_integers_below_a_limit_reject_the_biased_remainder():
@@ -172,3 +177,23 @@ def test_seeded_entropy_is_one_stream_by_seed_purpose_and_index():
 def test_system_entropy_draws_anew():
     assert SystemEntropy().words(4).tolist() != SystemEntropy().words(4).tolist()
     assert SystemEntropy().words(0).shape == (0,)
+
+
+@pytest.mark.parametrize("clients, cohort, period", [(10, 4, 3), (10, 10, 1), (7, 1, 7), (9, 3, 3)])
+def test_a_public_schedule_takes_each_client_once_in_a_period(clients, cohort, period):
+    sampler, entropy = Cyclic(cohort), Script()
+    assert sampler.participation(clients) == Participation("cyclic", 1 / period, visible=True)
+    cohorts = [sampler.draw(clients, entropy, number).tolist() for number in range(3 * period)]
+    for first in range(2 * period + 1):
+        several = sum(cohorts[first : first + period], [])
+        assert sorted(several) == list(range(clients))
+    assert all(one == sorted(one) for one in cohorts)
+    assert max(map(len, cohorts)) == sampler.largest(clients) <= cohort
+    assert sum(map(len, cohorts)) / len(cohorts) == pytest.approx(sampler.expected(clients))
+    assert [sampler.scheduled(clients, n).tolist() for n in range(3 * period)] == cohorts
+
+
+@pytest.mark.parametrize("cohort", [0, -1, 11, 2.0, True])
+def test_a_schedule_needs_a_whole_number_of_clients(cohort):
+    with pytest.raises(ValueError, match="cohort = "):
+        Cyclic(cohort).participation(10)

@@ -31,14 +31,15 @@ from coterie.methods import base
 from coterie.methods.base import Shape, registered
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
+from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.calibrate import Geometric, Power
 from coterie.privacy.events import Gaussian
 from coterie.privacy.ledger import Ledger, LedgerError
 from coterie.privacy.mechanisms import GaussianSum
-from coterie.privacy.noise import GaussianNoise, LocalNoise, Noise, SharedNoise
-from coterie.privacy.sampling import Everyone, FixedSize, Poisson
+from coterie.privacy.noise import BandedNoise, GaussianNoise, LocalNoise, Noise, SharedNoise
+from coterie.privacy.sampling import Cyclic, Everyone, FixedSize, Poisson
 from coterie.runs.run import execute
 from coterie.verification import UnreadableError, verify
 from coterie.verification.account import Account, Span, by_view
@@ -173,6 +174,25 @@ KINDS = {
     "fixed": {"sampler": FixedSize(4), "privacy": Privacy(epsilon=2.0, relation="replace")},
     "fixed and visible": {"sampler": FixedSize(4, visible=True)},
     "everyone": {"sampler": Everyone()},
+    "a public schedule": {"sampler": Cyclic(2), "rounds": 7},
+    "a public schedule, replaced": {
+        "sampler": Cyclic(3),
+        "privacy": Privacy(epsilon=2.0, relation="replace", spend=Power()),
+    },
+    "banded": {
+        "sampler": Cyclic(2),
+        "privacy": Privacy(epsilon=2.0, noise=BandedNoise()),
+        "rounds": 7,
+    },
+    "banded blocks": {
+        "method": PFEB(),
+        "sampler": Cyclic(2),
+        "privacy": Privacy(epsilon=2.0, noise=BandedNoise()),
+    },
+    "shares by a public schedule": {
+        "sampler": Cyclic(2),
+        "privacy": Privacy(epsilon=2.0, noise=SharedNoise()),
+    },
     "noise given": {"privacy": Privacy(noise_multiplier=4.0)},
     "noise given, by weights": {"privacy": Privacy(noise_multiplier=4.0, budget=(1.0, 2.0, 0.5))},
     "noise given, by a power": {"privacy": Privacy(noise_multiplier=4.0, spend=Power(0.4))},

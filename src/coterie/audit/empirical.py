@@ -264,7 +264,9 @@ class Adversary:
         total, repeated, square, drawn_rounds = 0.0, 0.0, 0.0, 0
         last: tuple[Array, Array] | None = None
         for number in range(plan.posts):
-            drawn = plan.sampler.draw(self.spec.clients, open_entropy(seed, "cohort", number))
+            drawn = plan.sampler.draw(
+                self.spec.clients, open_entropy(seed, "cohort", number), number
+            )
             others, is_drawn = np.intersect1d(self.others, drawn), 0 in drawn[:1]
             with billboard.charged(number) as release:
                 mechanism = release.mechanism.of_message()

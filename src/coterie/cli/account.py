@@ -65,8 +65,8 @@ def _add(commands: Commands, name: str) -> None:
     flags = {
         "--cohort NUMBER:float": "expected clients per round (default: all)",
         "--delta NUMBER:float": "default min(1e-5, 1/(10 clients))",
-        "--noise {gaussian,local}": "added by the server (default), or by each client to its own "
-        "contribution",
+        "--noise {gaussian,banded,local}": "added by the server (default; banded: correlated over "
+        "rounds, with --sampling cyclic), or by each client to its own contribution",
     }
     add_flags(parser, flags | SHARES | VIEW | JSON)
 
@@ -78,7 +78,7 @@ def _print(arguments: argparse.Namespace) -> None:
 
 def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> "Sampler":
     """Return the sampler that the flags name."""
-    from coterie.privacy.sampling import Everyone, FixedSize, Poisson
+    from coterie.privacy.sampling import Cyclic, Everyone, FixedSize, Poisson
 
     if sampling == "everyone":
         if cohort is not None:
@@ -88,14 +88,14 @@ def make_sampler(sampling: str | None, cohort: float | None, visible: bool) -> "
         if visible:
             raise ValueError("--cohort-visible: with everyone in every round there is no cohort")
         return Everyone()
-    if sampling == "fixed":
+    if sampling in ("fixed", "cyclic"):
         if cohort is None or not float(cohort).is_integer():
             given = "no --cohort" if cohort is None else f"--cohort {cohort}"
             raise ValueError(
-                f"--sampling fixed needs a whole number of clients per round, got {given}: give "
-                "one, such as --cohort 20"
+                f"--sampling {sampling} needs a whole number of clients per round, got {given}: "
+                "give one, such as --cohort 20"
             )
-        return FixedSize(int(cohort), visible)
+        return Cyclic(int(cohort)) if sampling == "cyclic" else FixedSize(int(cohort), visible)
     return Poisson(cohort, visible)
 
 
@@ -104,6 +104,7 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
     _check(arguments)
     from coterie.privacy.calibrate import calibrate
     from coterie.privacy.events import (
+        BandedGaussian,
         Event,
         Gaussian,
         LocalGaussian,
@@ -128,6 +129,8 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
     else:
         noise = arguments.noise_multiplier
     event: Event = LocalGaussian(noise) if local else Gaussian(noise)
+    if arguments.noise == "banded":
+        event = BandedGaussian(noise, 2.0, min(participation.period, rounds))
     if in_shares:
         counts = share_counts(clients, arguments.minimum_clients, arguments.corrupt)
         event = SharedGaussian(noise, 2.0, *counts)

@@ -90,7 +90,8 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
 VIEW = {
     "--relation {zero_out,replace}": "neighbouring relation: a client's contributions become zero "
     "(default) or those of another client",
-    "--sampling {poisson,everyone,fixed}": "how clients are sampled (default poisson)",
+    "--sampling {poisson,everyone,fixed,cyclic}": "how clients are sampled (default poisson; "
+    "cyclic: each once in clients/cohort rounds, by a public schedule)",
     "--cohort-visible": "the adversary observes the cohort",
 }
 """The neighbouring relation and who takes part."""

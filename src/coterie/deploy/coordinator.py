@@ -315,7 +315,7 @@ class Coordinator:
         """Draw the cohort of a round, or return the one drawn before a crash."""
         if self.state.round != number:
             entropy = open_entropy(self.plan.simulation_seed, "cohort", number)
-            drawn = self.plan.sampler.draw(self.federation.spec.clients, entropy)
+            drawn = self.plan.sampler.draw(self.federation.spec.clients, entropy, number)
             self.state.round, self.state.cohort = number, drawn.tolist()
             self.state.pending = []
             self._save()

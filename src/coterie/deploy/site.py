@@ -332,6 +332,7 @@ class SiteRun:
         """Compute the sum of a round, or return the one computed for the same request."""
         number, ids = message.round, self._drawn(message)
         self._check_round(number)
+        self._check_schedule(number, ids)
         if self.state["answered"] < 0:
             self._check_runs()
             self._account(enter=True)
@@ -372,6 +373,15 @@ class SiteRun:
         if self.site.takes_all and len(drawn) < len(own):
             raise RefusedError("only some of this site's clients, where the plan takes all of them")
         return np.array(drawn, dtype=np.int64)
+
+    def _check_schedule(self, number: int, drawn: Ids) -> None:
+        """Refuse other clients than those whose turn it is, under a public schedule."""
+        spec = self.site.agreement.spec
+        scheduled = self.site.plan.sampler.scheduled(spec.clients, number)
+        if scheduled is None:
+            return
+        if drawn.tolist() != np.intersect1d(scheduled, self.site.ids).tolist():
+            raise RefusedError(f"other clients than those whose turn is in round {number + 1}")
 
     def _check_round(self, number: int) -> None:
         if not 0 <= number < len(self.site.mechanisms):

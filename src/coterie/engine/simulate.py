@@ -435,7 +435,7 @@ class _Simulation:
 
     def _cohort(self, number: int) -> tuple[Ids, float | None]:
         entropy = open_entropy(self.plan.simulation_seed, "cohort", number)
-        cohort = self.plan.sampler.draw(self.data.spec.clients, entropy)
+        cohort = self.plan.sampler.draw(self.data.spec.clients, entropy, number)
         if self.clock is None:
             return cohort, None
         timed = self.clock.round(number)

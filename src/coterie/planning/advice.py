@@ -750,7 +750,8 @@ def clients_within(facts: Facts, limit: float) -> int | None:
     69
     """
     rate = facts.counted.rate
-    log_never = -math.inf if rate == 1 else facts.rounds * math.log1p(-rate)
+    certain = rate == 1 or facts.counted.kind == "cyclic"
+    log_never = -math.inf if certain else facts.rounds * math.log1p(-rate)
 
     def enough(clients: int) -> float | None:
         delta = facts.delta_of(clients)

@@ -368,6 +368,7 @@ class Plan:
             ledger=Ledger(list(events), path, self.digest(spec)),
             transcript=transcript,
             entropy=lambda index: open_entropy(self.simulation_seed, "noise", index),
+            repeats=self.simulation_seed is not None,
         )
 
     def _check_exact(self, clients: int) -> None:

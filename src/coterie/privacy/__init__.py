@@ -5,7 +5,16 @@ This module imports neither torch nor numpy, so that the command line can list t
 
 from coterie.core.environment import entry_points
 
-NOISES = ("gaussian", "shares", "laplace", "wishart", "wishart_paper", "local", "local_paper")
+NOISES = (
+    "gaussian",
+    "shares",
+    "banded",
+    "laplace",
+    "wishart",
+    "wishart_paper",
+    "local",
+    "local_paper",
+)
 """The kinds of noise of this package: see `coterie.privacy.noise`."""
 
 

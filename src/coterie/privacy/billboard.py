@@ -32,7 +32,7 @@ from coterie.core.tree import Tree, add, map_arrays
 from coterie.privacy.entropy import DrawnAhead, Entropy
 from coterie.privacy.events import Event
 from coterie.privacy.ledger import Ledger, OverspentError
-from coterie.privacy.mechanisms import ClientEntropy, Mechanism, Shapes
+from coterie.privacy.mechanisms import ClientEntropy, Mechanism, Past, Shapes
 from coterie.privacy.transcript import FolderTranscript, Transcript
 from coterie.privacy.validation import Verdict, fold, validate
 
@@ -217,7 +217,8 @@ class Billboard:
 
     There is one mechanism per round. `template` has the shapes of an unstacked contribution,
     `cohort` is the expected one, the public denominator; `entropy` opens the noise source of a
-    release's index.
+    release's index, and `repeats` says that it returns the same words again, as it does with a
+    seed: then noise that depends on earlier noise survives a crash.
     """
 
     def __init__(
@@ -229,6 +230,7 @@ class Billboard:
         ledger: Ledger,
         transcript: Transcript,
         entropy: Callable[[int], Entropy],
+        repeats: bool = False,
     ) -> None:
         self._mechanisms = tuple(mechanisms)
         self._template = {name: tuple(leaf.shape) for name, leaf in template.items()}
@@ -237,6 +239,7 @@ class Billboard:
         self._transcript = transcript
         self._entropy = entropy
         self._posting = threading.Lock()
+        self._past: Past = ()
         try:
             for mechanism in dict.fromkeys(self._mechanisms):
                 mechanism.totals(self._template)  # raises for a contribution of another shape
@@ -245,6 +248,8 @@ class Billboard:
                     "the ledger's events are not those of the mechanisms; make both from one plan"
                 )
             self._settle_account()
+            if repeats:
+                self._past = self._drawn_again()
         except Exception:
             ledger.close()
             raise
@@ -326,9 +331,24 @@ class Billboard:
             entropy = DrawnAhead(entropy, mechanism.draws(shapes))
         return mechanism, shapes, entropy
 
-    def _publish(self, index: int, value: Tree) -> Post:
+    def _publish(self, index: int, total: Tree, entropy: Entropy) -> Post:
+        value, past = self._mechanisms[index].perturb_after(total, entropy, self._past)
         self._ledger.release(index, self._transcript.write(index, value))
+        self._past = past  # noise that was not released is forgotten
         return self._seal(index, value)
+
+    def _drawn_again(self) -> Past:
+        """Return what noise needs of that of earlier releases, from a source that repeats."""
+        past: Past = ()
+        for index in range(self.next):
+            mechanism, shapes = self._mechanisms[index], self.shapes(index)
+            if not mechanism.correlated:
+                continue
+            zeros = {
+                name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()
+            }
+            past = mechanism.perturb_after(zeros, self._entropy(index), past)[1]
+        return past
 
     def _seal(self, index: int, value: Tree) -> Post:
         mechanism = self._mechanisms[index]
@@ -398,8 +418,7 @@ class Release:
         """Perturb the sum and publish it: from here on it is public."""
         billboard = self._opened()
         self.close()
-        value = self.mechanism.perturb(map_arrays(self._total), self._entropy)
-        return billboard._publish(self.index, value)
+        return billboard._publish(self.index, map_arrays(self._total), self._entropy)
 
     def close(self) -> None:
         """Refuse further contributions."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from coterie.privacy.accounting import check_covered, count, profile_of
+from coterie.privacy.accounting import check_covered, count, of_one_client, profile_of
 from coterie.privacy.events import (
     SCALE,
     Event,
@@ -89,6 +89,8 @@ def _calibrate(
     relation: Relation,
     replaced: float,
 ) -> float:
+    if participation.kind == "cyclic":
+        weights, participation = _of_one_client(weights, participation)
     rate, rounds = participation.rate, sum(times for _, times in weights)
     scale = 1.0 if relation == "zero_out" else replaced
     squares = sum(times * weight**2 for weight, times in weights)
@@ -115,6 +117,14 @@ def _calibrate(
     if len(weights) > 64:
         guess = search(_sketch(weights), guess)
     return search(weights, guess)
+
+
+def _of_one_client(weights: Groups, participation: Participation) -> tuple[Groups, Participation]:
+    """Return the largest weights of one client's rounds: see `accounting.of_one_client`."""
+    counted = count((Gaussian(1 / weight), times) for weight, times in weights)
+    kept, always = of_one_client(counted, participation, "zero_out")
+    noise = {1 / weight: weight for weight, _ in weights}
+    return tuple((noise[e.noise_multiplier], n) for e, n in kept if isinstance(e, Gaussian)), always
 
 
 def _sketch(weights: Groups) -> Groups:

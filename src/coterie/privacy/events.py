@@ -1,9 +1,10 @@
 """Events: what a plan releases, and who takes part, as the accountant needs to know it.
 
-The events are a closed vocabulary: `gaussian`, `gaussian_shares`, `local_gaussian`, `laplace`,
-`wishart` and `non_private`. Each class holds plain numbers and answers the accountant's questions,
-so that no other module tests its type. A mechanism of another package states one of them: `Laplace`
-is the event of every purely epsilon-DP release, `Gaussian` of every mu-GDP release.
+The events are a closed vocabulary: `gaussian`, `gaussian_shares`, `gaussian_banded`,
+`local_gaussian`, `laplace`, `wishart` and `non_private`. Each class holds plain numbers and answers
+the accountant's questions, so that no other module tests its type. A mechanism of another package
+states one of them: `Laplace` is the event of every purely epsilon-DP release, `Gaussian` of every
+mu-GDP release.
 """
 
 import itertools
@@ -18,7 +19,7 @@ from coterie.privacy.profiles import Law, Profile, WishartProfile, impossible, w
 
 Relation = Literal["zero_out", "replace"]
 """The neighbouring relation: a client's contributions become zero, or become any others."""
-Kind = Literal["everyone", "poisson", "fixed"]
+Kind = Literal["everyone", "poisson", "fixed", "cyclic"]
 SQRT2 = math.sqrt(2.0)  # in float64 this lies above the square root of two
 SCALE: dict[Relation, float] = {"zero_out": 1.0, "replace": 2.0}
 """Sensitivity of a clipped sum in units of the bound."""
@@ -30,8 +31,9 @@ class Participation:
 
     Args:
         kind: "everyone"; "poisson" (each client independently); "fixed" (a cohort of fixed size
-            drawn without replacement). Each round draws a new cohort.
-        rate: The probability that a given client takes part in a given round.
+            drawn without replacement), where each round draws a new cohort; "cyclic" (once in b
+            rounds, by a public schedule).
+        rate: The probability that a given client takes part in a given round; 1/b for "cyclic".
         visible: Whether the adversary observes the cohort. A visible cohort amplifies nothing.
 
     **Guarantee:** none; it states an assumption that the sampler has to meet.
@@ -54,6 +56,16 @@ class Participation:
                 f"rate = {self.rate} with kind = 'everyone': expected 1; "
                 "use kind 'poisson' to sample clients"
             )
+        if self.kind == "cyclic" and not (self.visible and self.rate == 1 / self.period):
+            raise ValueError(
+                f"rate = {self.rate}, visible = {self.visible} with kind = 'cyclic': expected one "
+                "over a whole number of rounds, and visible = True, since the schedule is public"
+            )
+
+    @property
+    def period(self) -> int:
+        """How many rounds there are for each in which a client takes part, about."""
+        return round(1 / self.rate)
 
     @property
     def shown(self) -> "Participation":
@@ -71,8 +83,11 @@ class Participation:
 
     @property
     def always(self) -> "Participation":
-        """A client in every round: what a coordinator that draws the cohorts can arrange."""
-        return Participation("everyone", visible=True)
+        """A client in every round: what a coordinator that draws the cohorts can arrange.
+
+        A public schedule stays as it is: a client's site refuses any other round.
+        """
+        return self if self.kind == "cyclic" else Participation("everyone", visible=True)
 
     def to_json(self) -> dict[str, Any]:
         """Return the sampling as the fields of a certificate."""
@@ -122,6 +137,9 @@ class Event:
     def check_clients(self, clients: int) -> None:
         """Raise ValueError if the event needs more clients than there are."""
 
+    def check_sampling(self, participation: Participation) -> None:
+        """Raise ValueError if no account is proved under this sampling."""
+
     def as_seen(self) -> "Event":
         """Return the event as the server and all other clients together observe it."""
         return self
@@ -132,6 +150,10 @@ class Event:
 
     def as_central(self) -> "Event":
         """Return the event for other clients, as if a server had added the noise."""
+        return self
+
+    def as_scheduled(self) -> "Event":
+        """Return the event of a round in which the client takes part, by a public schedule."""
         return self
 
     def nonnegative(self) -> "Event":
@@ -255,6 +277,48 @@ class SharedGaussian(Gaussian):
         """Return the release as an adversary observes it who does not know so many shares."""
         factor = math.sqrt(honest / (self.minimum_clients - self.corrupt))
         return Gaussian(self.noise_multiplier * factor, self.replaced)
+
+
+@dataclass(frozen=True)
+class BandedGaussian(Gaussian):
+    """One sum with noise that is correlated over at most `bands` rounds.
+
+    Args:
+        noise_multiplier: Of each normal that the noise is made of, over the bound.
+        replaced: As for `Gaussian`.
+        bands: The width of the band of the strategy, whose columns have norm 1 at most.
+
+    **Guarantee:** each round in which a client takes part counts as `Gaussian` of the same noise
+    multiplier, if there are at least `bands - 1` rounds between two of them (see
+    `coterie.privacy.banded`); `tests/privacy/test_banded.py`.
+    """
+
+    name: ClassVar[str] = "gaussian_banded"
+    noise_text: ClassVar[str] = "banded Gaussian noise, of normals of z times the bound, z = {}"
+    bands: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if type(self.bands) is not int or self.bands < 1:
+            raise ValueError(f"bands = {self.bands}: expected a whole number of at least 1")
+
+    def as_scheduled(self) -> Gaussian:
+        """Return independent noise: the client is in one round of each band only."""
+        return Gaussian(self.noise_multiplier, self.replaced)
+
+    def check_sampling(self, participation: Participation) -> None:
+        """Raise ValueError unless clients take part at most once in `bands` rounds."""
+        if participation.rate == 1:
+            raise ValueError(
+                "banded noise where everybody takes part in every round: the best noise is "
+                "independent there; use gaussian noise, or a cyclic schedule with a smaller cohort"
+            )
+        if participation.kind != "cyclic" or participation.period < self.bands:
+            raise ValueError(
+                f"banded noise of {self.bands} bands with {participation.kind} sampling: expected "
+                "a cyclic schedule of at least as many rounds, because the noise of rounds within "
+                "a band is correlated, and a client may take part in one of them only"
+            )
 
 
 def share_counts(
@@ -421,7 +485,15 @@ class NonPrivate(Event):
 
 EVENTS: dict[str, type[Event]] = {
     kind.name: kind
-    for kind in (Gaussian, SharedGaussian, LocalGaussian, Laplace, Wishart, NonPrivate)
+    for kind in (
+        Gaussian,
+        SharedGaussian,
+        BandedGaussian,
+        LocalGaussian,
+        Laplace,
+        Wishart,
+        NonPrivate,
+    )
 }
 """The closed vocabulary, by name."""
 Counted = tuple[tuple[Event, int], ...]

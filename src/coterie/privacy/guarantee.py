@@ -42,6 +42,7 @@ from coterie.privacy.accounting import (
     check_covered,
     coalition_profile,
     count,
+    of_one_client,
     profile,
 )
 from coterie.privacy.events import (
@@ -407,6 +408,8 @@ def gdp_approximation(guarantee: Guarantee) -> GaussianProfile:
     **Guarantee:** none: an approximation, which may be far above or below the true value.
     """
     who, zero = guarantee.participation.to_others, guarantee.relation == "zero_out"
+    if who.kind == "cyclic" and isinstance(guarantee.profile, GaussianProfile):
+        return guarantee.profile  # exact, of the client for which most counts
     visible = who.rate == 1 or who.visible or is_local(guarantee)
     total = 0.0
     for event in guarantee.events:
@@ -606,7 +609,11 @@ def _sampling(guarantee: Guarantee) -> str:
     how = {
         "poisson": f"each of {clients} clients takes part in a round independently",
         "fixed": f"cohorts of a fixed size are drawn from {clients} clients",
+        "cyclic": f"each of {clients} clients takes part once in {who.period} rounds, by a public "
+        "schedule",
     }[who.kind]
+    if who.kind == "cyclic":
+        return f"{how}."
     return f"{how} (probability {who.rate:.4g})."
 
 
@@ -630,7 +637,7 @@ def compose(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
     of whom no more collude than each of these runs declares. `tests/privacy/test_guarantee.py`.
     """
     alike: dict[tuple[Participation, Relation], list[Guarantee]] = {}
-    for one in guarantees:
+    for one in map(_of_one_client, guarantees):
         if one.events:
             alike.setdefault((one.participation, one.relation), []).append(one)
     return [
@@ -642,6 +649,21 @@ def compose(guarantees: Sequence[Guarantee]) -> list[Guarantee]:
         )
         for runs in alike.values()
     ]
+
+
+def _of_one_client(guarantee: Guarantee) -> Guarantee:
+    """Return the guarantee of the client of a cyclic schedule for which most counts.
+
+    Of two runs a client may take part in one round more than of one with as many rounds.
+    """
+    who = guarantee.participation
+    if who.kind != "cyclic":
+        return guarantee
+    counted, always = of_one_client(
+        count((event, 1) for event in guarantee.events), who, guarantee.relation
+    )
+    events = tuple(event for event, times in counted for _ in range(times))
+    return replace(guarantee, events=events, participation=always)
 
 
 def _without_some_in_shares(events: Sequence[Event]) -> tuple[Event, ...]:

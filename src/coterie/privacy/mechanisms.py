@@ -64,6 +64,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of a contribution or of a release, by leaf, without the client axis."""
 ClientEntropy = Callable[[int], Entropy]
 """Opens the source of a client's own noise, by its id."""
+Past = tuple[Array, ...]
+"""What noise needs of that of earlier rounds, the last first: a secret of whoever adds noise."""
 
 MOST_CLIENTS = 1 << 22
 """Sums over more clients in a round could exceed 2^53 grid steps, and would not be exact."""
@@ -158,6 +160,7 @@ class Mechanism(ABC):
         order: The norm of `bound`, l1 or l2.
         local: Whether clients add the noise themselves, in `perturb_rows`.
         in_shares: Whether every client adds a share of the noise to the sum, in `add_shares`.
+        correlated: Whether noise depends on that of earlier rounds, in `perturb_after`.
         honest: How many clients are trusted to add their noise; 0 for central noise.
     """
 
@@ -165,6 +168,7 @@ class Mechanism(ABC):
     order: ClassVar[Literal[1, 2]] = 2
     local: ClassVar[bool] = False
     in_shares: ClassVar[bool] = False
+    correlated: ClassVar[bool] = False
     honest: int = 0
     bound: float
 
@@ -215,6 +219,10 @@ class Mechanism(ABC):
     @abstractmethod
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
         """Return a sum plus noise."""
+
+    def perturb_after(self, total: Tree, entropy: Entropy, past: Past) -> tuple[Tree, Past]:
+        """Return a sum plus noise that may depend on earlier noise, and what later noise needs."""
+        return self.perturb(total, entropy), ()
 
     @abstractmethod
     def event(self) -> Event:
@@ -412,9 +420,12 @@ class GaussianSum(Mechanism):
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
         """Return the sum plus Gaussian noise, rounded to the grid of releases."""
-        numbers = size(total)
-        drawn = split(normals(entropy, numbers), total)
-        noisy = {name: self.noisy(total[name].numpy(), z, numbers) for name, z in drawn.items()}
+        return self.add_normals(total, normals(entropy, size(total)))
+
+    def add_normals(self, total: Tree, drawn: Array) -> Tree:
+        """Return the sum plus noise of these normals, rounded to the grid of releases."""
+        numbers, parts = size(total), split(drawn, total)
+        noisy = {name: self.noisy(total[name].numpy(), z, numbers) for name, z in parts.items()}
         return map_arrays(noisy)
 
     def grid(self, totals: Shapes) -> dict[str, float]:
@@ -734,11 +745,14 @@ class BlockSum(Mechanism):
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
         """Return the sum plus Gaussian noise, each block rounded to the grid of its release."""
-        each = self.each({name: leaf.numel() for name, leaf in total.items()})
         # All at once: drawn ahead or not, a seed returns the same numbers.
-        drawn = split(normals(entropy, size(total)), total)
+        return self.add_normals(total, normals(entropy, size(total)))
+
+    def add_normals(self, total: Tree, drawn: Array) -> Tree:
+        """Return the sum plus noise of these normals, each block on the grid of its release."""
+        each, parts = self._each({n: tuple(t.shape) for n, t in total.items()}), split(drawn, total)
         return map_arrays(
-            {name: each[name].noisy(total[name].numpy(), z, z.size) for name, z in drawn.items()}
+            {name: each[name].noisy(total[name].numpy(), z, z.size) for name, z in parts.items()}
         )
 
     def grid(self, totals: Shapes) -> dict[str, float]:

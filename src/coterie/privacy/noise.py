@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from coterie.core.environment import entry_points
 from coterie.privacy import NOISES
+from coterie.privacy.banded import banded_sums
 from coterie.privacy.calibrate import (
     calibrate,
     calibrate_event,
@@ -21,6 +22,7 @@ from coterie.privacy.calibrate import (
 )
 from coterie.privacy.events import (
     SQRT2,
+    BandedGaussian,
     Event,
     Gaussian,
     Laplace,
@@ -169,6 +171,7 @@ class Noise(ABC):
         built_in: tuple[type[Noise], ...] = (
             GaussianNoise,
             SharedNoise,
+            BandedNoise,
             LaplaceNoise,
             WishartNoise,
             PublishedWishart,
@@ -305,6 +308,30 @@ class SharedNoise(GaussianNoise):
             GaussianShares(one, request.clients, least, corrupt)  # type: ignore[arg-type]
             for one in super()._make(replace(request, participation=request.participation.always))
         )
+
+
+@dataclass(frozen=True)
+class BandedNoise(GaussianNoise):
+    """Gaussian noise that later rounds take back in part: less of it where releases are added up.
+
+    For clients that take part once in b rounds by a public schedule (`Cyclic`). See
+    `coterie.privacy.banded`.
+    """
+
+    kind: ClassVar[str] = "banded"
+    shapes: ClassVar[tuple[Shape, ...]] = (Shape.SUM,)
+    by_row: ClassVar[bool] = False
+
+    def _make(self, request: Request) -> tuple[Mechanism, ...]:
+        who = request.participation
+        BandedGaussian(1.0).check_sampling(who)
+        if len(set(request.weights)) > 1:
+            raise ValueError(
+                f"weights = {request.weights[:3]}...: banded noise is accounted for rounds of "
+                "equal weight; spend evenly"
+            )
+        sums = super()._make(request)
+        return banded_sums(sums, who.period)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

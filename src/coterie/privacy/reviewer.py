@@ -198,10 +198,11 @@ def profile_of_person(guarantee: Guarantee, clients: int) -> Profile:
     events, who = guarantee.events, guarantee.participation.to_others
     bounds = [profile_of_group(profile_under(guarantee, "replace"), clients)]
     noise = [event.as_seen().gaussian_noise("replace") for event in events]
-    if clients > 1 and who.rate < 1 and None not in noise:
+    scheduled = who.kind == "cyclic"  # k mu is all that is proved for clients of several groups
+    if clients > 1 and who.rate < 1 and None not in noise and not scheduled:
         moved = [Gaussian(z / clients) for z in noise if z is not None]
         bounds.append(coalition_profile(moved, _any_of(who, clients), "replace"))
-    if clients > 1 and who.kind != "fixed" and all(event.local for event in events):
+    if clients > 1 and who.kind not in ("fixed", "cyclic") and all(e.local for e in events):
         bounds.append(coalition_profile(events * clients, who, "replace"))
     return bounds[0] if len(bounds) == 1 else Least(tuple(bounds))
 

@@ -29,8 +29,12 @@ class Sampler(ABC):
     visible: bool
 
     @abstractmethod
-    def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
-        """Draw the ids of a round's cohort, in ascending order."""
+    def draw(self, clients: int, entropy: Entropy, number: int = 0) -> NDArray[np.int64]:
+        """Draw the ids of a round's cohort, in ascending order; `number` counts rounds from 0."""
+
+    def scheduled(self, clients: int, number: int) -> NDArray[np.int64] | None:
+        """Return the cohort of a round under a public schedule; None if it is drawn."""
+        return None
 
     def rate(self, clients: int) -> float:
         """Return the probability that a client takes part in a round."""
@@ -58,7 +62,7 @@ class Sampler(ABC):
     @classmethod
     def choices(cls) -> Mapping[str, type["Sampler"]]:
         """Return the samplers by name."""
-        return {kind.kind: kind for kind in (Everyone, Poisson, FixedSize)}
+        return {kind.kind: kind for kind in (Everyone, Poisson, FixedSize, Cyclic)}
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Everyone(Sampler):
     cohort = None
     visible = False
 
-    def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
+    def draw(self, clients: int, entropy: Entropy, number: int = 0) -> NDArray[np.int64]:
         """Draw everyone."""
         return np.arange(clients, dtype=np.int64)
 
@@ -86,7 +90,7 @@ class Poisson(Sampler):
     cohort: float | None = None
     visible: bool = False
 
-    def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
+    def draw(self, clients: int, entropy: Entropy, number: int = 0) -> NDArray[np.int64]:
         """Draw by geometric gaps: the time depends on the cohort, not on the number of clients.
 
         **Guarantee:** each client is in with probability `rate`, independently. Test:
@@ -115,7 +119,7 @@ class FixedSize(Sampler):
     cohort: int
     visible: bool = False
 
-    def draw(self, clients: int, entropy: Entropy) -> NDArray[np.int64]:
+    def draw(self, clients: int, entropy: Entropy, number: int = 0) -> NDArray[np.int64]:
         """Draw a uniform subset by Floyd's algorithm.
 
         **Guarantee:** every subset of the given size is equally likely. Test:
@@ -136,6 +140,51 @@ class FixedSize(Sampler):
     def largest(self, clients: int) -> int:
         """Return the cohort size."""
         return self.cohort
+
+
+@dataclass(frozen=True)
+class Cyclic(Sampler):
+    """Each client once in b = ceil(clients / cohort) rounds, by a public schedule.
+
+    Client i takes part in the rounds t with t = i modulo b. Sites enforce it: a coordinator cannot
+    ask a client in another round. Nothing is hidden, so nothing is amplified; but a client is known
+    to take part in at most ceil(T / b) of T rounds, and noise may be correlated in between (see
+    `coterie.privacy.banded`). `cohort` is the largest number of clients in a round.
+    """
+
+    kind: ClassVar[Kind] = "cyclic"
+    visible = True
+    cohort: int
+
+    def period(self, clients: int) -> int:
+        """Return b."""
+        if type(self.cohort) is not int or not 0 < self.cohort <= clients:
+            raise ValueError(
+                f"cohort = {self.cohort}: expected a whole number from 1 to the number of clients "
+                f"({clients})"
+            )
+        return -(-clients // self.cohort)
+
+    def rate(self, clients: int) -> float:
+        """Return 1 / b."""
+        return 1 / self.period(clients)
+
+    def scheduled(self, clients: int, number: int) -> NDArray[np.int64]:
+        """Return the clients whose turn it is."""
+        period = self.period(clients)
+        return np.arange(number % period, clients, period, dtype=np.int64)
+
+    def draw(self, clients: int, entropy: Entropy, number: int = 0) -> NDArray[np.int64]:
+        """Return the clients whose turn it is; nothing is drawn.
+
+        **Guarantee:** in any b rounds that follow each other each client is in exactly one. Test:
+        tests/privacy/test_sampling.py.
+        """
+        return self.scheduled(clients, number)
+
+    def largest(self, clients: int) -> int:
+        """Return the size of the largest cohort."""
+        return -(-clients // self.period(clients))
 
 
 def _below(limit: int, word: int, entropy: Entropy) -> int:

@@ -163,6 +163,12 @@ def renyi(events: Sequence[Event], participation: Participation, relation: Relat
     check_relation(relation)
     total = np.zeros_like(ORDERS)
     for event in set(events):
+        event.check_sampling(participation)
+        if participation.kind == "cyclic":
+            raise ValueError(
+                "a cyclic schedule: no Renyi bound of selection is offered for it; choose settings "
+                "among runs with Poisson sampling, or with everybody in every round"
+            )
         if event.in_shares or event.gaussian_noise(relation) is None:  # scores have central noise
             raise ValueError(
                 f"{type(event).__name__} noise in a run: no Renyi bound of selection is offered "

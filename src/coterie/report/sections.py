@@ -660,7 +660,12 @@ _OUTSIDER = (
     "the shared model is a function of the releases; a client that receives it is one of the other "
     "clients"
 )
-_SAMPLED = {"everyone": "every client in every round", "poisson": "Poisson", "fixed": "fixed size"}
+_SAMPLED = {
+    "everyone": "every client in every round",
+    "poisson": "Poisson",
+    "fixed": "fixed size",
+    "cyclic": "by a public schedule",
+}
 
 
 def guarantees(

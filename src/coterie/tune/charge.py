@@ -340,7 +340,9 @@ def _run_all(
                 own = derive_key(seed, "selected run", number) >> 2
                 plan = replace(plan, simulation_seed=own)
             outcome = execute(plan, folder=folder / run["run"]).outcome
-            cohort = plan.sampler.draw(len(held), open_entropy(seed, "score cohort", number))
+            cohort = plan.sampler.draw(
+                len(held), open_entropy(seed, "score cohort", number), number
+            )
             _post_score(board, outcome, held, scoring, torch.from_numpy(cohort))
             if observe is not None:
                 observe(Progress(number + 1, len(drawn), _trials(record, _read_scores(board))))

@@ -8,6 +8,7 @@ mechanism made them:
 - gaussian: a sum with noise of `noise_multiplier` times the bound; under replace it moves
   `replaced` times as far as under zero_out;
 - gaussian_shares: the same noise, carried by the shares of `minimum_clients - corrupt` clients;
+- gaussian_banded: noise that is correlated over `bands` rounds, of normals of `noise_multiplier`;
 - local_gaussian: the noise of `gaussian` on each client's own message, which the server sees;
 - laplace: any release that is `epsilon`-DP with delta = 0;
 - wishart: a number `ratio` plus chi-square noise of `degrees` degrees of freedom;
@@ -81,6 +82,11 @@ class Account:
         """The same with a visible cohort."""
         return replace(self, visible=True)
 
+    def moved(self, event: Event) -> float:
+        """Return how far a Gaussian event's sum moves, in deviations; infinite without noise."""
+        noise = float(event.get("noise_multiplier", 0.0))
+        return math.inf if noise == 0 else self.shift({"replaced": 2.0, **event}) / noise
+
     def shift(self, event: Event) -> float:
         """Return how far a Gaussian event's sum moves, in units of the bound."""
         return float(event["replaced"]) if self.relation == "replace" else 1.0
@@ -124,6 +130,7 @@ def by_view(account: Account) -> dict[str, Span]:
     The server adds central noise itself, so nothing holds against it. With a cohort of fixed size
     all other clients together know from their invitations who was sampled.
     """
+    account = _of_one_client(account)
     kinds = {event["event"] for event, _ in account.events}
     if "gaussian_shares" in kinds:
         return _by_view_of_shares(account, kinds)
@@ -141,6 +148,39 @@ def by_view(account: Account) -> dict[str, Span]:
             views["coalition_of_all_others"] = together
     views |= {"server": server[0], "server_secure_aggregation": server[1]}
     return {"epsilon": views["other_clients"], **views}
+
+
+def _of_one_client(account: Account) -> Account:
+    """Return the releases of one client under a public schedule, as rounds with everybody.
+
+    Once in b rounds, a client takes part in at most one more of n releases than n // b, unless b
+    divides n. Those with the least noise count most. Noise that is correlated within b rounds
+    counts as independent: its strategy has orthonormal columns for the rounds of one client.
+
+    Raises:
+        ValueError: If the noise of two rounds of a client is correlated, or is not Gaussian.
+    """
+    kinds = {event["event"] for event, _ in account.events}
+    if account.kind != "cyclic":
+        if "gaussian_banded" in kinds:
+            raise ValueError("banded noise without a cyclic schedule")
+        return account
+    period = round(1 / account.rate)
+    if not account.visible or not math.isclose(period * account.rate, 1, rel_tol=1e-12):
+        raise ValueError(f"a cyclic schedule with rate {account.rate}, or a hidden one")
+    single: list[Event] = []
+    for event, times in account.events:
+        if event.get("bands", 1) > period:
+            raise ValueError(f"{event['bands']} bands, and a client takes part once in {period}")
+        if "noise_multiplier" not in event and event["event"] != "non_private":
+            raise ValueError(f"{event['event']} noise with a cyclic schedule")
+        plain = event["event"] == "gaussian_banded"
+        one = {k: v for k, v in event.items() if k != "bands"} | {"event": "gaussian"}
+        single += [one if plain else event] * times
+    single.sort(key=account.moved, reverse=True)
+    kept = single[: math.ceil(len(single) / period)]
+    events = count({**event, "rounds": 1} for event in kept)
+    return replace(account, events=events, kind="everyone", rate=1.0)
 
 
 def _by_view_of_shares(account: Account, kinds: set[str]) -> dict[str, Span]:
@@ -183,6 +223,7 @@ def recompute(account: Account) -> Span:
     Raises:
         ValueError: If no account is known for the events under this sampling and relation.
     """
+    account = _of_one_client(account)
     kinds = {event["event"] for event, _ in account.events}
     if "non_private" in kinds:
         return Span(math.inf, math.inf)
@@ -204,6 +245,7 @@ def message_epsilon(account: Account) -> float | None:
 
 def recompute_delta(account: Account, epsilon: float) -> float:
     """Return delta of all events together at an epsilon, such as one that a paper claims."""
+    account = _of_one_client(account)
     if any(event["event"] == "local_gaussian" for event, _ in account.events):
         account = _central(account)
     costs = _costs(account)

@@ -33,17 +33,19 @@ _FINEST = 2.0**-31
 _FIELDS: dict[str, tuple[str, ...]] = {
     "gaussian": ("noise_multiplier", "replaced"),
     "gaussian_shares": ("noise_multiplier", "replaced", "minimum_clients", "corrupt"),
+    "gaussian_banded": ("noise_multiplier", "replaced", "bands"),
     "local_gaussian": ("noise_multiplier", "honest", "claimed"),
     "laplace": ("epsilon",),
     "wishart": ("degrees", "ratio", "claimed"),
     "non_private": (),
 }
 """The vocabulary of events."""
-_WHOLE = ("honest", "degrees", "minimum_clients", "corrupt")
+_WHOLE = ("honest", "degrees", "minimum_clients", "corrupt", "bands")
 _REPRODUCTIONS = ("wishart_paper", "local_paper")
 _EVENTS = {
     "gaussian": "gaussian",
     "shares": "gaussian_shares",
+    "banded": "gaussian_banded",
     "laplace": "laplace",
     "wishart": "wishart",
     "wishart_paper": "wishart",
@@ -51,7 +53,14 @@ _EVENTS = {
     "local_paper": "local_gaussian",
 }
 """The event of each built-in kind of noise."""
-_NORMS = {"gaussian": 2, "gaussian_shares": 2, "local_gaussian": 2, "wishart": 2, "laplace": 1}
+_NORMS = {
+    "gaussian": 2,
+    "gaussian_shares": 2,
+    "gaussian_banded": 2,
+    "local_gaussian": 2,
+    "wishart": 2,
+    "laplace": 1,
+}
 _REPLACED = {"sum": 2.0, "rows": 2.0, "gram": math.sqrt(2), "squares": math.sqrt(2)}
 """How far a replaced client moves a release under one bound, over a zeroed one."""
 _TYPES: tuple[tuple[type | tuple[type, ...], str], ...] = (
@@ -94,7 +103,7 @@ _PUBLIC_OF_METHOD = {
 """Settings of a plan that are public inputs, and what they are."""
 _NAMES = {
     "relation": ("zero_out", "replace"),
-    "sampling": ("everyone", "poisson", "fixed"),
+    "sampling": ("everyone", "poisson", "fixed", "cyclic"),
     "cohort": ("visible", "hidden"),
     "unit": ("client",),
     "shape": ("none", "sum", "gram", "squares", "rows", "pooled"),
@@ -334,10 +343,12 @@ def _wrong_part(event: Mapping[str, Any], part: Mapping[str, Any], *, own: bool)
 def disagreements(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
     """Return what a certificate states differently from the plan of the run."""
     privacy, sampler = _table(plan, "privacy"), _table(plan, "sampler")
+    is_cyclic = sampler.get("kind") == "cyclic"
+    cohort = _number(sampler.get("cohort", stated["clients"]))
     expected = {
         "relation": privacy.get("relation", "zero_out"),
         "sampling": sampler.get("kind", "poisson"),
-        "cohort": "visible" if sampler.get("visible", False) else "hidden",
+        "cohort": "visible" if sampler.get("visible", is_cyclic) else "hidden",
         "simulation": "simulation_seed" in plan,
         "method": _table(plan, "method").get("kind"),
         "tuning": plan.get("tuned", "no"),
@@ -352,7 +363,10 @@ def disagreements(plan: Mapping[str, Any], stated: Mapping[str, Any]) -> list[st
     ]
     numbers = {
         "delta": _number(privacy.get("delta")),
-        "rate": _number(sampler.get("cohort", stated["clients"])) / stated["clients"],
+        # A schedule has a whole number of groups, of at most `cohort` clients each.
+        "rate": 1 / math.ceil(stated["clients"] / cohort)
+        if is_cyclic and cohort > 0
+        else cohort / stated["clients"],
     }
     found += [
         f"{key}: certificate {stated[key]}, plan {value}"
