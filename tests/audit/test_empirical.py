@@ -13,13 +13,13 @@ from coterie.engine import rounds
 from coterie.methods.base import registered
 from coterie.models import MLP
 from coterie.planning.plan import Plan, Privacy
-from coterie.privacy import mechanisms
+from coterie.privacy import banded, mechanisms
 from coterie.privacy.billboard import Billboard, Release
 from coterie.privacy.entropy import SeededEntropy
 from coterie.privacy.mechanisms import GaussianSum
-from coterie.privacy.noise import SharedNoise
+from coterie.privacy.noise import BandedNoise, SharedNoise
 from coterie.privacy.profiles import gaussian_mu
-from coterie.privacy.sampling import Poisson
+from coterie.privacy.sampling import Cyclic, Poisson
 from coterie.privacy.shares import GaussianShares
 
 CLIENTS, EPSILON, DELTA = 30, 4.0, 1e-5
@@ -248,3 +248,24 @@ def test_shares_that_are_too_small_are_found(data, monkeypatch):
     monkeypatch.setattr(GaussianShares, "_variance", lambda self, square: honest(self, square) // 6)
     found = audit(of_shares("pmtl"), data, trials=150)
     assert not found.holds
+
+
+def of_schedule(noise):
+    privacy = Privacy(epsilon=EPSILON, delta=DELTA, noise=noise)
+    return Plan(method=registered()["pmtl"](), privacy=privacy, rounds=3, sampler=Cyclic(15))
+
+
+@pytest.mark.parametrize("trials", [100, slow(1000)])
+def test_banded_noise_stays_below_the_claim_and_is_tight(data, trials):
+    """The adversary takes correlated noise off: what is left is that of the account."""
+    found = audit(of_schedule(BandedNoise()), data, trials=trials, attack=LOUD)
+    assert found.holds and found.best.estimator == "gaussian"
+    assert found.best.epsilon > 0.5 * found.claimed
+    allowed = gaussian_mu(EPSILON, DELTA)
+    assert 0.9 * allowed < found.canary["mu"] <= 1.001 * allowed
+
+
+def test_banded_noise_that_is_too_small_is_found(data, monkeypatch):
+    honest = banded.normals
+    monkeypatch.setattr(banded, "normals", lambda *given: 0.5 * honest(*given))
+    assert not audit(of_schedule(BandedNoise()), data, trials=60, attack=LOUD).holds

@@ -1,5 +1,7 @@
 """Samplers: ids in order, without repeats, refused when they make no sense, and unbiased coins."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -185,7 +187,7 @@ def test_a_public_schedule_takes_each_client_once_in_a_period(clients, cohort, p
     assert sampler.participation(clients) == Participation("cyclic", 1 / period, visible=True)
     cohorts = [sampler.draw(clients, entropy, number).tolist() for number in range(3 * period)]
     for first in range(2 * period + 1):
-        several = sum(cohorts[first : first + period], [])
+        several = itertools.chain.from_iterable(cohorts[first : first + period])
         assert sorted(several) == list(range(clients))
     assert all(one == sorted(one) for one in cohorts)
     assert max(map(len, cohorts)) == sampler.largest(clients) <= cohort

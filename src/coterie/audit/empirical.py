@@ -29,7 +29,7 @@ Oprea, McMahan, Suriyakumar 2024, https://arxiv.org/abs/2302.03098, for clients)
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -55,6 +55,7 @@ from coterie.engine.store import Ids, Store
 from coterie.methods.base import Shape, per_row_leaves
 from coterie.planning.plan import Plan
 from coterie.planning.rules import resolve
+from coterie.privacy.banded import BandedSum
 from coterie.privacy.billboard import Post, Release, absent_shares
 from coterie.privacy.entropy import client_entropy, open_entropy
 from coterie.privacy.guarantee import Guarantee
@@ -262,7 +263,8 @@ class Adversary:
         shared = plan.method.init(self.spec, Rng.seeded(0).at("init"))
         stores = [self.open_store(plan, world, shared) for world in self.worlds]
         total, repeated, square, drawn_rounds = 0.0, 0.0, 0.0, 0
-        last: tuple[Array, Array] | None = None
+        last: Seen | None = None
+        earlier: list[Seen] = []
         for number in range(plan.posts):
             drawn = plan.sampler.draw(
                 self.spec.clients, open_entropy(seed, "cohort", number), number
@@ -276,6 +278,9 @@ class Adversary:
                 post, seen = watch(state, release, stores, others, inside and is_drawn)
                 shared = plan.method.server_update(shared, post)
             drawn_rounds += is_drawn
+            if isinstance(release.mechanism, BandedSum):
+                earlier.insert(0, (seen[0][0], seen[0][1] * is_drawn))
+                seen, is_drawn = [_independent(release.mechanism, earlier)], True
             for error, move in seen:
                 total += self._counted(self._ratio(release.mechanism, error, move), is_drawn)
                 square += float(move @ move)
@@ -298,7 +303,9 @@ class Adversary:
         release.add((half1 if inside else half0).part)
         post = release.publish()
         sums = half0.part.total, half1.part.total
-        return post, [self.standardised(release.mechanism, post.value, *sums)]
+        mechanism = release.mechanism
+        measured = mechanism.inner if isinstance(mechanism, BandedSum) else mechanism
+        return post, [self.standardised(measured, post.value, *sums)]
 
     def _shares(
         self, state: RoundState, release: Release, stores: list[Any], others: Ids, inside: bool
@@ -454,7 +461,7 @@ def audit(
             scores[world, trial] = adversary.attack(int(words[0] >> 1), inside=bool(world))
         progress(trial + 1, trials)
     normal = not adversary.hidden and _is_gaussian(plan, data.spec.clients)
-    drawn = stats.binom(plan.posts, adversary.rate)
+    drawn = _law_of_rounds(plan, data.spec.clients)
     return Audit(
         method=str(plan.method),
         view=_view(plan),
@@ -599,6 +606,23 @@ def _bounds(scores: Array, delta: float, confidence: float, drawn: Any) -> tuple
             replace(one, estimator=one.estimator + suffix, confidence=confidence) for one in bounds
         ]
     return tuple(found)
+
+
+def _independent(mechanism: BandedSum, earlier: Sequence[Seen]) -> Seen:
+    """Return error and move of a round where the noise of earlier ones is taken off: C Y."""
+    found = [
+        sum(weight * values for weight, values in zip(mechanism.row, several, strict=False))
+        for several in zip(*earlier, strict=True)
+    ]
+    return np.asarray(found[0]), np.asarray(found[1])
+
+
+def _law_of_rounds(plan: Plan, clients: int) -> Any:
+    """Return the law of the number of rounds that the canary, client 0, takes part in."""
+    who = plan.sampler.participation(clients)
+    if who.kind == "cyclic":
+        return stats.binom(len(range(0, plan.posts, who.period)), 1.0)
+    return stats.binom(plan.posts, who.rate)
 
 
 def _is_gaussian(plan: Plan, clients: int) -> bool:

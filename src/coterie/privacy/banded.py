@@ -196,6 +196,12 @@ class BandedSum(Mechanism):
         kept = (noise, *past)[: len(first) - 1]
         return self.inner.add_normals(total, noise * scale), kept
 
+    @property
+    def row(self) -> Array:
+        """The entries of this round's row of C: for the round itself, the one before, and so on."""
+        norms = column_norms(self.rounds, self.bands)[: self.index + 1][::-1][: self.bands]
+        return np.asarray(strategy(self.rounds, self.bands)[: len(norms)] / norms)
+
     def event(self) -> BandedGaussian:
         """Return a round of banded noise."""
         event = self.inner.event()
