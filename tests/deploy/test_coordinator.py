@@ -36,7 +36,7 @@ from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.billboard import Billboard
 from coterie.privacy.ledger import Ledger
 from coterie.privacy.noise import LocalNoise
-from coterie.privacy.sampling import Everyone, FixedSize, Poisson
+from coterie.privacy.sampling import Cyclic, Everyone, FixedSize, Poisson
 from coterie.privacy.transcript import FolderTranscript
 
 pytestmark = pytest.mark.full
@@ -260,6 +260,9 @@ SAME = {
     "mocha learned": (make_plan(method("mocha", relation="learned", every=2), FEW), DATA, SITES),
     "pfeb guard": (make_plan(method("pfeb", guard=True), FEW), DATA, SITES),
     "pmtl slice": (make_plan(method("pmtl", shared="slice", directions=2), FEW), DATA, SITES),
+    "schedule": (make_plan(sampler=Cyclic(2)), DATA, SITES),
+    "banded": (make_plan(sampler=Cyclic(3), noise="banded"), DATA, SITES),
+    "banded blocks": (make_plan(method("pfeb"), Cyclic(2), "banded"), DATA, SITES),
 }
 ALIKE = {
     "binary": (make_plan(sampler=FEW), toy("binary"), SITES),
@@ -993,13 +996,16 @@ def test_the_coordinator_may_die_at_any_act_of_writing(when, seed, tmp_path, mon
     assert act > 12, "the acts of a coordinator were not found"
 
 
-@pytest.mark.parametrize("answers", [1, 3, 4, 7])
-def test_the_coordinator_may_die_between_answers(answers, tmp_path):
+@pytest.mark.parametrize(("answers", "noise"), [(1, ""), (3, ""), (4, ""), (7, ""), (4, "banded")])
+def test_the_coordinator_may_die_between_answers(answers, noise, tmp_path):
+    """Banded noise of the second round takes back that of the first, which a seed draws again."""
     plan = replace(make_plan(sampler=Everyone()), rounds=2)
+    if noise:
+        plan = replace(make_plan(sampler=Cyclic(3), noise=noise), rounds=3)
     found = Federated(plan, tmp_path)
     found.street.die_after = answers
     assert run_with_deaths(found) == 1
-    assert found.account() == {"charge": once(2), "release": once(2)}
+    assert found.account() == {"charge": once(plan.rounds), "release": once(plan.rounds)}
     check_equal(found, simulate(plan, DATA))
 
 

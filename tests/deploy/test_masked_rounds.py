@@ -43,7 +43,7 @@ from coterie.methods.pmtl import PMTL
 from coterie.planning.rules import resolve
 from coterie.privacy.mechanisms import count_numbers
 from coterie.privacy.noise import LocalNoise, SharedNoise
-from coterie.privacy.sampling import Everyone, Poisson
+from coterie.privacy.sampling import Cyclic, Everyone, Poisson
 from coterie.privacy.validation import grid_steps
 
 pytestmark = pytest.mark.full
@@ -76,8 +76,10 @@ def coordinate(plan, data, folder: Path, tamper=None, absent=(), **settings):
 
 
 def test_sums_are_those_of_a_simulation(rows, tmp_path):
-    for at, sampler in enumerate((Everyone(), Poisson(5), Poisson(1))):
-        plan = plan_of(sampler=sampler)
+    samplers = (Everyone(), Poisson(5), Poisson(1), Cyclic(4))
+    for at, sampler in enumerate(samplers):
+        noise = "banded" if sampler == Cyclic(4) else "gaussian"
+        plan = plan_of(sampler=sampler, privacy=ct.Privacy(epsilon=2.0, noise=noise))
         lead, _, _, _ = coordinate(plan, rows, tmp_path / str(at))
         lead.run()
         for mine, theirs in zip(lead.billboard.posts, ct.simulate(plan, rows).posts, strict=True):
@@ -693,7 +695,7 @@ def test_the_test_of_silence_can_fail(tmp_path):
     assert views[0][0] != views[1][0]
 
 
-@pytest.mark.parametrize("sampler", [Everyone(), Poisson(4)])
+@pytest.mark.parametrize("sampler", [Everyone(), Poisson(4), Cyclic(4)])
 @pytest.mark.parametrize("method", ["pmtl", "pfeb", "mpmtl"])
 def test_shares_of_noise_make_the_sums_of_a_simulation(rows, tmp_path, method, sampler):
     """Trust nobody: posts are those of a simulation, bit for bit, and nobody adds noise to them."""
