@@ -81,8 +81,8 @@ MUTANTS = (
         "",
         "tests/privacy/test_billboard.py",
         (
-            "        value = self.mechanism.perturb(",
-            "        billboard._ledger.charge(self.index)\n        value = self.mechanism.perturb(",
+            "        return billboard._publish(",
+            "        billboard._ledger.charge(self.index)\n        return billboard._publish(",
         ),
     ),
     Mutant(
@@ -454,8 +454,8 @@ MUTANTS = (
     Mutant(
         "review: noise of the server counted for each client",
         "privacy/reviewer.py",
-        'if clients > 1 and who.kind != "fixed" and all(event.local for event in events):',
-        'if clients > 1 and who.kind != "fixed":',
+        'who.kind not in ("fixed", "cyclic") and all(e.local for e in events):',
+        'who.kind not in ("fixed", "cyclic"):',
         "tests/privacy/test_reviewer.py",
     ),
     Mutant(
@@ -581,6 +581,48 @@ MUTANTS = (
         "        if stored is not None and stored[0] != request:\n            stored = None\n"
         "        if False:\n",
         "tests/audit/test_sites.py::test_a_hostile_coordinator_learns_no_more",
+    ),
+    Mutant(
+        "banded: bands wider than the schedule",
+        "privacy/banded.py",
+        "BandedSum(one, min(period, rounds), rounds, index)",
+        "BandedSum(one, min(2 * period, rounds), rounds, index)",
+        "tests/privacy/test_banded.py",
+    ),
+    Mutant(
+        "banded: columns that are longer than 1",
+        "privacy/banded.py",
+        "self.inner.add_normals(total, noise * scale)",
+        "self.inner.add_normals(total, noise * scale * first[0])",
+        "tests/privacy/test_banded.py",
+    ),
+    Mutant(
+        "schedule: one round of a client forgotten",
+        "privacy/accounting.py",
+        "    left = -(-sum(times for _, times in counted) // participation.period)\n",
+        "    left = sum(times for _, times in counted) // participation.period\n",
+        "tests/privacy/test_banded.py",
+    ),
+    Mutant(
+        "schedule: the noisiest rounds count",
+        "privacy/accounting.py",
+        "key=lambda one: one[0].gaussian_noise(relation) or 0.0)",
+        "key=lambda one: -(one[0].gaussian_noise(relation) or 0.0))",
+        "tests/privacy/test_banded.py",
+    ),
+    Mutant(
+        "schedule: two runs count as one longer run",
+        "privacy/guarantee.py",
+        "for one in map(_of_one_client, guarantees):",
+        "for one in guarantees:",
+        "tests/privacy/test_banded.py",
+    ),
+    Mutant(
+        "schedule: sites answer out of turn",
+        "deploy/site.py",
+        "        if scheduled is None:\n",
+        "        if True:\n",
+        "tests/deploy/test_site.py",
     ),
     Mutant(
         "shares: corrupt clients' shares counted",

@@ -1,5 +1,6 @@
 """Banded noise and public schedules: the account, the strategy, restarts, and what is refused."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -77,6 +78,25 @@ def test_the_strategy_is_that_of_a_published_implementation(rounds, bands):
     assert math.sqrt(error / ((rounds + 1) / 2)) == pytest.approx(ratio, abs=1e-6)
     # Dividing columns by their norms makes the last ones less noisy, so it is at most that.
     assert ratio * 0.99 <= noise_ratio(rounds, bands) <= ratio + 1e-9
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rounds", [2, 3, 17, 50, 300])
+def test_more_bands_leave_less_noise(rounds):
+    """Never more than the root of the prefix sum, which needs no search."""
+    ratios = [noise_ratio(rounds, bands) for bands in (1, 2, 3, 7, 20, 50, 100)]
+    assert ratios[0] == pytest.approx(1)
+    assert all(after <= before + 1e-6 for before, after in itertools.pairwise(ratios))
+    root = np.cumprod([1, *((2 * k - 1) / (2 * k) for k in range(1, min(7, rounds)))])
+    whole = sum(c * np.eye(rounds, k=-lag) for lag, c in enumerate(root / np.linalg.norm(root)))
+    error = (np.cumsum(np.linalg.inv(whole), axis=0) ** 2).sum()
+    assert noise_ratio(rounds, 7) <= math.sqrt(error / (rounds * (rounds + 1) / 2))
+
+
+def test_large_strategies_need_no_search():
+    first = strategy(200_000, 60)
+    assert np.linalg.norm(first) == pytest.approx(1)
+    assert (first / first[0])[:4] == pytest.approx([1, 1 / 2, 3 / 8, 5 / 16])
 
 
 @pytest.mark.parametrize("rounds, bands", [(1, 1), (7, 1), (7, 3), (12, 5), (9, 9), (60, 20)])

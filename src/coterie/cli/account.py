@@ -16,7 +16,7 @@ from coterie.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from coterie.privacy.events import Relation
+    from coterie.privacy.events import Event, Participation, Relation
     from coterie.privacy.guarantee import Guarantee
     from coterie.privacy.sampling import Sampler
 
@@ -103,15 +103,7 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return epsilon for the noise given, or the noise for the epsilon given."""
     _check(arguments)
     from coterie.privacy.calibrate import calibrate
-    from coterie.privacy.events import (
-        BandedGaussian,
-        Event,
-        Gaussian,
-        LocalGaussian,
-        SharedGaussian,
-        default_delta,
-        share_counts,
-    )
+    from coterie.privacy.events import default_delta
     from coterie.privacy.guarantee import Guarantee
 
     clients, rounds, delta = arguments.clients, arguments.rounds, arguments.delta
@@ -128,12 +120,7 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     else:
         noise = arguments.noise_multiplier
-    event: Event = LocalGaussian(noise) if local else Gaussian(noise)
-    if arguments.noise == "banded":
-        event = BandedGaussian(noise, 2.0, min(participation.period, rounds))
-    if in_shares:
-        counts = share_counts(clients, arguments.minimum_clients, arguments.corrupt)
-        event = SharedGaussian(noise, 2.0, *counts)
+    event = _event(arguments, noise, participation, in_shares=in_shares)
     guarantee = Guarantee(
         events=(event,) * rounds,
         participation=participation,
@@ -142,6 +129,25 @@ def account(arguments: argparse.Namespace) -> dict[str, Any]:
         clients=clients,
     )
     return _stated(guarantee, noise, sampler)
+
+
+def _event(
+    arguments: argparse.Namespace, noise: float, who: "Participation", *, in_shares: bool
+) -> "Event":
+    from coterie.privacy.events import (
+        BandedGaussian,
+        Gaussian,
+        LocalGaussian,
+        SharedGaussian,
+        share_counts,
+    )
+
+    if in_shares:
+        counts = share_counts(arguments.clients, arguments.minimum_clients, arguments.corrupt)
+        return SharedGaussian(noise, 2.0, *counts)
+    if arguments.noise == "banded":
+        return BandedGaussian(noise, 2.0, min(who.period, arguments.rounds))
+    return LocalGaussian(noise) if arguments.noise == "local" else Gaussian(noise)
 
 
 def _stated(guarantee: "Guarantee", noise: float, sampler: "Sampler") -> dict[str, Any]:

@@ -56,6 +56,9 @@ from coterie.privacy.mechanisms import (
 )
 
 _STEPS = 1000
+_LARGEST = 10_000_000
+"""Rounds times bands up to which the optimum is searched for; it takes seconds there."""
+_OVERFLOW = 1e100
 
 
 @lru_cache(maxsize=32)
@@ -72,33 +75,40 @@ def strategy(rounds: int, bands: int) -> Array:
 
     bands = min(bands, rounds)
     steps = np.arange(1, bands)
-    root = np.cumprod((2 * steps - 1) / (2 * steps))  # of the prefix sum: the optimum at all bands
-    found = optimize.minimize(
-        lambda rest: _error(np.concatenate([[1.0], rest]), rounds),
-        root,
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": _STEPS, "ftol": 1e-15, "gtol": 1e-12},
-    )
-    first = np.concatenate([[1.0], found.x])
+    # The root of the prefix sum (Fichtenberger, Henzinger and Upadhyay 2022), cut after the band.
+    first = np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
+    if rounds * bands <= _LARGEST:
+        found = optimize.minimize(
+            _error,
+            first[1:],
+            rounds,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": _STEPS, "ftol": 1e-15, "gtol": 1e-12},
+        )
+        if found.fun <= _error(first[1:], rounds)[0]:
+            first = np.concatenate([[1.0], found.x])
     first /= np.linalg.norm(first)
     first.setflags(write=False)
     return np.asarray(first)
 
 
-def _error(first: Array, rounds: int) -> tuple[float, Array]:
-    """Return |first|^2 times the mean squared noise of sums of releases, and its gradient.
+def _error(rest: Array, rounds: int) -> tuple[float, Array]:
+    """Return |c|^2 times the mean squared noise of sums of releases for c = (1, rest).
 
-    Without the leading coefficient, which is fixed: the error does not depend on the scale.
+    And its gradient. A search may try coefficients at which the noise overflows: infinity then.
     """
     from scipy import signal
 
+    first = np.concatenate([[1.0], rest])
     weight = 1 - np.arange(rounds) / rounds
     sums = signal.lfilter([1.0], first, np.ones(rounds))  # the first column of A C^-1
     back = signal.lfilter([1.0], first, (weight * sums)[::-1])[::-1]
+    if not np.abs(back).max() < _OVERFLOW:
+        return math.inf, np.zeros_like(rest)
     error, norm = float(weight @ sums**2), float(first @ first)
     slopes = np.array([back[lag:] @ sums[: rounds - lag] for lag in range(1, len(first))])
-    return norm * error, 2 * error * first[1:] - 2 * norm * slopes
+    return norm * error, 2 * error * rest - 2 * norm * slopes
 
 
 @lru_cache(maxsize=32)
