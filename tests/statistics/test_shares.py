@@ -6,12 +6,13 @@ sampler would be rejected: at most 1e-6 a test.
 
 import math
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.privacy.oracles import ALARM, not_normal
+from tests.privacy.oracles import ALARM, gaussian_delta, not_normal
 
 from coterie.privacy import discrete
 from coterie.privacy.billboard import bound
@@ -136,3 +137,31 @@ def test_shares_of_second_moments_are_symmetric_with_half_the_variance_off_the_d
     assert not not_normal(noise[np.tril_indices(160, -1)] * math.sqrt(2))
     square = float(np.square(np.diag(noise)).sum())  # chi-square, 160 degrees
     assert stats.chi2.isf(1 - ALARM / 2, 160) < square < stats.chi2.isf(ALARM / 2, 160)
+
+
+def hockey_stick(one, other, epsilon):
+    return float(np.maximum(one - math.exp(epsilon) * other, 0).sum())
+
+
+@pytest.mark.parametrize("honest", [1, 2, 3, 5])
+@pytest.mark.parametrize(("deviation", "moved"), [(150.0, 10), (150.0, 130), (400.0, 57)])
+def test_the_exact_law_of_a_few_shares_is_no_less_private_than_the_account(
+    honest, deviation, moved
+):
+    """By convolution of the exact laws: no sampling. Modulo a small ring nothing is lost either."""
+    mechanism = GaussianShares(GaussianSum(1.0, 1.0), honest + 2, honest + 1, 1)
+    variance = mechanism._variance(Fraction(deviation) ** 2)
+    _, one = law(variance, 12 * math.isqrt(variance))
+    total = one
+    for _ in range(honest - 1):
+        total = np.convolve(total, one)
+    here, there = np.zeros((2, len(total) + moved))
+    here[: len(total)], there[moved:] = total, total
+    ring = np.arange(len(here)) % 512
+    for epsilon in (0.0, 0.25, 0.5, 1.0, 2.0):
+        claimed = gaussian_delta(epsilon, moved / deviation)
+        exact = hockey_stick(here, there, epsilon)
+        assert exact <= claimed * (1 + 1e-9) + 1e-15
+        assert exact >= 0.99 * claimed - 1e-15  # no more noise than it takes
+        folded = [np.bincount(ring, weights=mass) for mass in (here, there)]
+        assert hockey_stick(*folded, epsilon) <= exact + 1e-15
