@@ -378,12 +378,18 @@ def _reasons_of_shares(guarantee: Guarantee) -> dict[str, str]:
     least, corrupt = _counts(guarantee)
     return {
         "other_clients": f"at most {corrupt} of them collude; the shares of the others count",
-        "coordinator": f"the coordinator observes sums of at least {least} clients, and may draw "
-        "the client in every round",
+        "coordinator": f"the coordinator observes sums of at least {least} clients, and "
+        f"{_may_draw(guarantee.participation)}",
         "coordinator_and_corrupt": f"the coordinator and {corrupt} clients: their shares do not "
         "count",
         "coalition_of_all_others": "only the client's own share of the noise counts",
     }
+
+
+def _may_draw(who: Participation) -> str:
+    if who.kind == "cyclic":
+        return "cannot ask a client in another round than its own"
+    return "may draw a client in every round"
 
 
 def _counts(guarantee: Guarantee) -> tuple[int, int]:
@@ -576,7 +582,7 @@ def _shared_adversary(guarantee: Guarantee) -> str:
     return (
         "Noise: every client adds a share, and secure aggregation opens only sums of at least "
         f"{least} clients. Adversary: other clients, at most {corrupt} of them together, who "
-        "observe every release. For the coordinator, which may draw a client in every round: "
+        f"observe every release. For the coordinator, which {_may_draw(guarantee.participation)}: "
         f"epsilon = {round_up(views['coordinator'])}; together with {corrupt} clients: "
         f"{round_up(views['coordinator_and_corrupt'])}. If all other clients collude, or the "
         "coordinator reads a single client's message, one share of the noise is left: epsilon = "
