@@ -84,6 +84,14 @@ def test_nothing_else_leaves(tmp_path):
     assert dict(reply.content["metrics"]) == {"num-examples": 1}
 
 
+def test_no_name_is_of_the_apps_choice(tmp_path):
+    """A name could hold what rows say; a strategy that expects another one is named by the site."""
+    app = answering(lambda a: a, **{"rows 4711": MetricRecord({"num-examples": 1})})
+    assert set(policy(tmp_path).apply(message(), None, app).content) == {"arrays", "metrics"}
+    named = policy(tmp_path, metrics="scores").apply(message(), None, app)
+    assert set(named.content) == {"arrays", "scores"}
+
+
 def test_rounds_and_epsilon_are_limits_over_all_processes(tmp_path, capsys):
     app = answering(lambda a: a)
     for _ in range(3):  # each as in a process of its own

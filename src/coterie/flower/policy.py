@@ -9,11 +9,13 @@ asked: every call of a ClientApp in the site's processes goes through `Policy.ap
     epsilon = 4.0            # of the site's whole data, over all runs
     delta = 1e-5
     folder = "/srv/coterie/policy"   # the site's own account; `coterie verify` checks it
+    metrics = "metrics"      # the name of the record of metrics that the strategy expects
 
 - An update is clipped, rounded to a grid and gets Gaussian noise, as `GaussianSum` does.
 - Every answer is charged before the app is called. Beyond `rounds` or `epsilon` the site refuses.
 - Nothing else of the app leaves the site. Of metrics only `num-examples` is sent, as the constant
-  1: the number of rows stays at the site, and weights no mean. Other records, messages other than
+  1, in a record that the policy names: the number of rows stays at the site, and weights no mean,
+  and no name is of the app's choice. Other records, messages other than
   for training, and the text of errors are not sent.
 
 **Guarantee:** against everybody who sees all messages of the site, the server included: the
@@ -57,6 +59,7 @@ class Policy:
     epsilon: float
     folder: str
     delta: float = 1e-5
+    metrics: str = "metrics"
 
     def __post_init__(self) -> None:
         for name in ("clip", "noise_multiplier", "epsilon", "rounds"):
@@ -106,8 +109,7 @@ class Policy:
             self._log(f"{type(error).__name__}: {error}")
             # Text and kind may tell about rows, and so may the errors that led to it.
             raise PolicyError("the app failed; why is in errors.log of the site") from None
-        names = list(reply.content.metric_records)[:1] or ["metrics"]
-        reply.content = RecordDict({key: sent, names[0]: MetricRecord({_WEIGHT: 1})})
+        reply.content = RecordDict({key: sent, self.metrics: MetricRecord({_WEIGHT: 1})})
         return reply
 
     def _log(self, text: str) -> None:
