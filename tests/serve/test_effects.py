@@ -157,6 +157,26 @@ def test_estimators_take_a_formula(formula):
     assert score(CoterieClassifier, y > 0, formula=formula)[1] > 0.75
 
 
+def test_frames_hold_the_client_and_the_target_of_a_formula():
+    """A table as it was read gives the fit of its parts, and rows to predict need no target."""
+    draw = np.random.default_rng(1)
+    owner = np.array([f"H{one}" for one in np.repeat(np.arange(40), 8)])
+    table = pd.DataFrame(draw.standard_normal((320, 2)), columns=["age", "stay"])
+    table["hospital"], table["score"] = owner, np.sin(table.age) + 0.2 * table.stay
+    given = {"epsilon": 4.0, "random_state": 0}
+    formula = "score ~ bs(age, 5) + stay + (1 | hospital)"
+    with pytest.warns(UserWarning, match="simulation"):
+        whole = CoterieRegressor(**given, formula=formula).fit(table, table["score"])
+        parts = CoterieRegressor(**given, formula=formula).fit(
+            table[["age", "stay"]], table["score"], clients=owner
+        )
+    assert list(whole.clients_) == list(parts.clients_) and whole.n_features_in_ == 2
+    new = table.drop(columns="score")
+    expected = parts.predict(table[["age", "stay"]], clients=owner)
+    assert (whole.predict(new) == expected).all() and (whole.predict(table) == expected).all()
+    assert whole.score(table, table["score"]) > 0.8
+
+
 def test_sites_make_the_columns_themselves(tmp_path):
     """A deployment with effects has the posts and models of the simulation, bit for bit."""
     made = deploy(

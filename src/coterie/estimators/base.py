@@ -18,7 +18,7 @@ from coterie.core.config import from_table
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, take, to
 from coterie.data.config import Source
-from coterie.data.effects import Effects
+from coterie.data.effects import Effects, parse
 from coterie.data.federated import DataError, FederatedDataset, Spec, Task
 from coterie.data.load import from_arrays
 from coterie.engine.simulate import Outcome, onboard, simulate
@@ -188,15 +188,27 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _split_clients(self, X: Any, clients: Any) -> tuple[Any, Any]:
-        """Return rows and ids; the ids may be a column of X."""
-        if self.client_column is None:
+        """Return rows and ids; the ids may be a column of X, that of the formula too."""
+        X, found = self._by_formula(X)
+        column = found if self.client_column is None and clients is None else self.client_column
+        if column is None:
             return X, clients
         if clients is not None:
             raise ValueError(
                 f"clients and client_column = {self.client_column!r} are both given: give one of "
                 "them"
             )
-        return split_column(X, self.client_column)
+        return split_column(X, column)
+
+    def _by_formula(self, X: Any) -> tuple[Any, str | None]:
+        """Return a frame's rows without the formula's target, and the formula's client column."""
+        if self.formula in (None, "spline") or not hasattr(X, "columns"):
+            return X, None
+        named = parse(self.formula)
+        if named.target and named.target in list(X.columns):
+            X, _ = split_column(X, named.target)
+        known = named.client and named.client in list(X.columns)
+        return X, named.client if known else None
 
     def _validated(self, X: Any, **how: Any) -> Any:
         """Validate rows as scikit-learn does; text in X may be a column of ids."""

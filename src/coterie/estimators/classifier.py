@@ -58,7 +58,8 @@ class CoterieClassifier(ClassifierMixin, Federated):  # type: ignore[misc]
         standardise: "client" standardises each client's features by its own rows; "none".
         formula: Fixed and random effects over columns of X, such as "~ bs(age, 5) + sex * stay +
             (1 + age | client)" (`coterie.data.effects`), after all scaling; "spline" makes it by
-            rule. Columns without names are x0, x1, ...
+            rule. Columns without names are x0, x1, ... Where X is a frame, the client column of the
+            formula holds the clients, and its target is no feature.
         on_pooled: What to do with rows that were scaled by statistics of all clients together:
             "raise", "warn" or "ignore".
         client_column: The column of X that holds each row's client, by name (of frames) or index,
