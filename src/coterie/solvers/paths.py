@@ -154,11 +154,10 @@ def _mode(rows: Reduced, classes: _Classes, penalty: float, A: Tensor) -> Tensor
     eta = classes.offset + R @ A
     enough = _ENOUGH * classes.loss(torch.zeros_like(eta))
     now = classes.loss(eta) + 0.5 * float((ridge * A.square()).sum())
-    blocks = _blocks(rows, classes, classes.probabilities(eta), ridge)
     for _ in range(_STEPS):
         P = classes.probabilities(eta)
         G = R.T @ (P - classes.Y) + ridge * A
-        move = _direction(rows, classes, P, G, ridge, blocks)
+        move = _direction(rows, classes, P, G, ridge)
         fall = float((G * move).sum())
         ahead, length = R @ move, 1.0
         for _ in range(_HALVINGS):
@@ -175,21 +174,11 @@ def _mode(rows: Reduced, classes: _Classes, penalty: float, A: Tensor) -> Tensor
     return A
 
 
-def _blocks(rows: Reduced, classes: _Classes, P: Tensor, ridge: Tensor) -> Tensor:
-    """Return the inverses (classes, r, r) of the blocks of the Hessian."""
-    R, found = rows.R, []
-    for weights, least in zip((P * (1 - P)).T, ridge.tolist(), strict=True):
-        H = R.T @ (weights[:, None] * R)
-        H.diagonal().add_(least)
-        found.append(torch.cholesky_inverse(torch.linalg.cholesky(H)))
-    return torch.stack(found)
-
-
-def _direction(
-    rows: Reduced, classes: _Classes, P: Tensor, G: Tensor, ridge: Tensor, blocks: Tensor
-) -> Tensor:
+def _direction(rows: Reduced, classes: _Classes, P: Tensor, G: Tensor, ridge: Tensor) -> Tensor:
     """Return H^-1 G by conjugate gradients, more exactly near the mode."""
     R, W = rows.R, P if classes.softmax else P * (1 - P)
+    # Preconditioned as if all rows had the same curvature: R'R is diagonal.
+    scale = rows.D[:, None] * (P * (1 - P)).mean(dim=0) + ridge
 
     def product(M: Tensor) -> Tensor:
         ahead = R @ M
@@ -198,7 +187,7 @@ def _direction(
         return torch.addcmul(R.T @ (W * ahead), ridge, M)
 
     move, rest = torch.zeros_like(G), G
-    back = (blocks @ rest.T[..., None])[..., 0].T
+    back = rest / scale
     way, norm = back, float((rest * back).sum())
     goal = norm * max(min(0.01, norm), 1e-20)
     for _ in range(_PRODUCTS):
@@ -208,7 +197,7 @@ def _direction(
         length = norm / float((way * done).sum())
         move = torch.add(move, way, alpha=length)
         rest = torch.sub(rest, done, alpha=length)
-        back = (blocks @ rest.T[..., None])[..., 0].T
+        back = rest / scale
         last, norm = norm, float((rest * back).sum())
         way = torch.add(back, way, alpha=norm / last)
     return move
@@ -217,7 +206,13 @@ def _direction(
 def _left_out(rows: Reduced, classes: _Classes, penalty: float, A: Tensor) -> Tensor:
     eta = classes.offset + rows.R @ A
     P = classes.probabilities(eta)
-    blocks = _blocks(rows, classes, P, penalty * classes.weights)
-    reach = ((rows.R @ blocks) * rows.R).sum(dim=2).T
+    ridge = penalty * classes.weights
+    reach = torch.empty_like(P)
+    for at, (weights, least) in enumerate(zip((P * (1 - P)).T, ridge.tolist(), strict=True)):
+        H = rows.R.T @ (weights[:, None] * rows.R)
+        H.diagonal().add_(least)
+        root = torch.linalg.cholesky(H)
+        half = torch.linalg.solve_triangular(root, rows.R.T, upper=False)
+        reach[:, at] = half.square().sum(dim=0)
     step = reach * (P - classes.Y) / (1 - reach * P * (1 - P)).clamp_min(1e-9)
     return classes.row_losses(eta + step)
