@@ -10,7 +10,9 @@ The default heeds its verdict, as `coterie run` does: under "learn alone" it is 
 spends nothing.
 
 - local: every client alone.
-- default, pmtl: at each epsilon; with the default the verdict and rounds. pmtl joins always.
+- default, pmtl: at each epsilon; with the default the verdict and rounds. pmtl joins always. Panels
+  declare their rows per client, which are public there: so many years (`data.rows_per_client`).
+- spline: the default with `--basis spline`, at epsilons 1 and 4, for at most 10 columns.
 - mixed: pfeb without privacy. gbm: scikit-learn's boosted trees on all rows together, for
   regression with an offset per client (its mean residual, shrunk by n / (n + 1)).
 
@@ -28,11 +30,13 @@ import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
+from coterie.data.effects import Effects
 from coterie.data.federated import DataError
 from coterie.data.synthetic import MIXED, mixed
 from coterie.engine.simulate import simulate
@@ -51,6 +55,9 @@ SEEDS = 5
 SETS = (*HERE, *(name for name in CLASSES if name != "har"), *(f"mixed:{kind}" for kind in MIXED))
 QUICK = ("exam", "crime4", "landmine", *(f"mixed:{kind}" for kind in MIXED))
 QUICK_CLIENTS = 120
+YEARS = {"mathpnl": 5, "districts": 5, "wagepan": 6, "airfare": 3, "crime4": 5}
+"""Training rows of every client of a panel."""
+CURVED, CURVED_AT = 10, (1.0, 4.0)  # columns and epsilons of splines
 MOST = 105  # clients of a classification federation
 FIELDS = ("set", "seed", "method", "epsilon", "error", "spent", "verdict", "rounds", "seconds")
 
@@ -64,11 +71,20 @@ def rows_of(name, seed, quick):
     return data.split_by_source()
 
 
-def planned(method, epsilon, seed, spec):
+def planned(method, epsilon, seed, spec, rows=None):
     """Return the plan of a method, which heeds a verdict if the method was left to rules."""
     asked = Plan(method=method, privacy=Privacy(epsilon=epsilon), simulation_seed=seed)
+    asked = replace(asked, data=replace(asked.data, rows_per_client=rows))
     resolved = resolve(asked, spec)
     return heed_verdict(asked, resolved, spec)
+
+
+def parts_of(method, train, test):
+    """Return the rows that a method takes: with splines by rule, or as they are."""
+    if method != "spline":
+        return train, test
+    effects = Effects(basis="spline")
+    return effects.expand(train), effects.expand(test)
 
 
 def trained(plan, train, test):
@@ -98,7 +114,8 @@ def measure(name, seed, epsilons, quick):
     spec, lines = train.spec, []
 
     def add(method, epsilon, error, plan=None, begun=0.0):
-        advice = None if plan is None else advice_for(plan, spec)
+        known = None if plan is None or method == "spline" else plan
+        advice = None if known is None else advice_for(known, spec)
         lines.append(
             {
                 "set": name,
@@ -116,11 +133,14 @@ def measure(name, seed, epsilons, quick):
     cells = [("local", Local(), math.inf), ("mixed", PFEB(), math.inf)]
     for epsilon in epsilons:
         cells += [("default", Auto(), epsilon), ("pmtl", PMTL(), epsilon)]
+    if len(spec.shape) == 1 and spec.features <= CURVED:
+        cells += [("spline", Auto(), epsilon) for epsilon in epsilons if epsilon in CURVED_AT]
     for method, how, epsilon in cells:
         begun = time.perf_counter()
+        here = parts_of(method, train, test)
         try:
-            plan = planned(how, epsilon, seed, spec)
-            add(method, epsilon, trained(plan, train, test), plan, begun)
+            plan = planned(how, epsilon, seed, here[0].spec, YEARS.get(name))
+            add(method, epsilon, trained(plan, *here), plan, begun)
         except ValueError as error:
             print(f"{name} {method}: {error}", file=sys.stderr)
     begun = time.perf_counter()
@@ -162,14 +182,20 @@ def table(lines, before=()):
                 "local": f"{local:.3f}",
                 "before": f"{np.mean(earlier):.3f}" if earlier else "",
                 "default": f"{now:.3f}",
+                "spline": shown(mean(name, "spline", epsilon)),
                 "pmtl": f"{mean(name, 'pmtl', epsilon):.3f}",
                 "mixed": f"{mean(name, 'mixed', math.inf):.3f}",
-                "gbm": f"{mean(name, 'gbm', math.inf):.3f}",
+                "gbm": shown(mean(name, "gbm", math.inf)),
                 "best without privacy": f"{free:.3f}",
                 "harm": f"{100 * (now / local - 1):+.1f} %",
             }
         )
     return rows
+
+
+def shown(value):
+    """Return an error as text; nothing where it was not measured."""
+    return "" if math.isnan(value) else f"{value:.3f}"
 
 
 def markdown(rows):

@@ -184,7 +184,7 @@ def test_what_cannot_be_told_is_refused():
     with pytest.raises(NotImplementedError, match="use pfeb"):
         predict(run(train, method=PMTL(), rounds=1), test, return_std=True, train=train)
     assert ct.predict is predict
-    with pytest.raises(NotImplementedError, match="leave guard or return_std out"):
+    with pytest.raises(NotImplementedError, match="guard = false or leave return_std"):
         predict(run(train, method=PFEB(guard=True), rounds=1), test, return_std=True, train=train)
 
 

@@ -142,20 +142,26 @@ def own_choice(clients: Clients, model: Model) -> Tree:
     A client for which that would take too long gets NaN.
     """
     spec, bias = clients.spec, has_bias(model)
-    if _is_wide(spec):
+    if is_wide(spec):
         return head_of(_wide_choice(clients, model), bias)
-    usual, width = _REGRESSION if spec.task == "regression" else _CLASSES
-    pairs = [(*at, lam) for at in _BIASES for lam in LAMS]
-    if spec.task != "regression" or not bias:
-        pairs = pairs[: len(LAMS)]
-    priors = [_freer(ridge_prior(model, spec, lam), share) for share, _, lam in pairs]
-    guess = [more + 0.5 * (math.log(lam / usual) / width) ** 2 for _, more, lam in pairs]
+    priors, guess = ridge_path(model, spec)
     total = torch.zeros(())
-    shares = own_shares(clients, priors, torch.tensor(guess), bias=bias)
+    shares = own_shares(clients, priors, guess, bias=bias)
     for prior, share in zip(priors, shares, strict=True):
         fit = modes(clients, prior, bias=bias)
         total = total.to(fit) + share[:, None, None] * fit
     return head_of(total, bias)
+
+
+def ridge_path(model: Model, spec: Spec) -> tuple[list[Prior], Tensor]:
+    """Return the priors of local training, and minus the logarithms of their weights."""
+    usual, width = _REGRESSION if spec.task == "regression" else _CLASSES
+    pairs = [(*at, lam) for at in _BIASES for lam in LAMS]
+    if spec.task != "regression" or not has_bias(model):
+        pairs = pairs[: len(LAMS)]
+    priors = [_freer(ridge_prior(model, spec, lam), share) for share, _, lam in pairs]
+    guess = [more + 0.5 * (math.log(lam / usual) / width) ** 2 for _, more, lam in pairs]
+    return priors, torch.tensor(guess)
 
 
 def _freer(prior: Prior, share: float) -> Prior:
@@ -167,13 +173,14 @@ def _freer(prior: Prior, share: float) -> Prior:
     return replace(prior, variances=variances)
 
 
-def _is_wide(spec: Spec) -> bool:
+def is_wide(spec: Spec) -> bool:
+    """Return whether own fits are solved in the smaller of rows and columns."""
     return spec.features > _WIDE or spec.features * spec.outputs > _WIDE_FITS
 
 
 def _too_large(clients: Clients) -> Tensor:
     """Return the clients for which an own choice takes too long."""
-    if not _is_wide(clients.spec):
+    if not is_wide(clients.spec):
         return torch.arange(0)
     counts, width = clients.counts, clients.spec.features + 1
     fits = 1 if clients.spec.task == "regression" else clients.spec.outputs

@@ -99,7 +99,7 @@ from coterie.methods.base import (
     check_linear,
     register,
 )
-from coterie.methods.baselines import LAMS, modes, own_shares, ridge_prior
+from coterie.methods.baselines import modes, own_shares, ridge_path
 from coterie.models import Linear, Model
 from coterie.models.linear import check_directions, head_of, matrix_of, slice_variances
 from coterie.planning.advice import (
@@ -138,7 +138,7 @@ _LEAST = 1e-10  # a variance that is as good as none
 _DOUBTED = 0.1  # variance of a logarithm from which clients average over it
 _WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the proximal terms that they average
 SHRUNK = 2.0  # affordable rounds from which the noise of the mean is small
-_GUARDED = 5  # rows below which no local model can be shown to be better
+_ODDS = 2.0  # logarithm of the odds for joining, with the guard
 
 
 @register("pfeb", releases="clipped, noised means, variances and residuals")
@@ -162,9 +162,11 @@ class PFEB(Method):
             for the rule: 0.5, times sqrt(random / all) where some effects are fixed.
         shrink: Whether the final mean is shrunk towards the public start by its noise, which is
             free; None for the rule: where the budget affords less than two rounds.
-        guard: A client keeps a model of its own where that beats the shared posterior by one
-            standard error, both on own rows left out. Insurance against a broken shared model, and
-            no more: it does not lower the share of clients who lose by joining.
+        guard: A client averages its posterior with fits of its own (those of `local`), weighted by
+            the likelihood of its own rows left out, with odds of 7 to 1 for the former: insurance
+            against a shared model that is mostly noise. None for the rule: where fewer rows per
+            client than weights are declared, and the verdict is not to join. (They are
+            never counted.)
         shared: "all" weights, or a "slice" of a head on public features.
         directions: How many of the first features are in the slice.
     """
@@ -178,7 +180,7 @@ class PFEB(Method):
     structure: float | None = None
     spread: float | None = None
     shrink: bool | None = None
-    guard: bool = False
+    guard: bool | None = None
     shared: Literal["all", "slice"] = "all"
     directions: int = 16
 
@@ -210,9 +212,9 @@ class PFEB(Method):
 
     def resolve(self, spec: Spec, *, n_mu: float, cohort: int) -> Method:
         """Release curvatures if they have few entries and the budget is large."""
-        chosen = self
+        chosen = replace(self, guard=bool(self.guard))
         if self.residual is None and self.learn:
-            chosen = replace(self, residual=spec.task == "regression")
+            chosen = replace(chosen, residual=spec.task == "regression")
         if self.shrink is None:
             affordable = affordable_rounds(n_mu, self.rounds(spec).dimension)
             chosen = replace(chosen, shrink=affordable < SHRUNK and not self.gls)
@@ -482,10 +484,13 @@ class PFEB(Method):
         """Return the posterior means; a client whose rows are not numbers has the shared mean."""
         prior = self.prior(shared, clients.spec)
         priors = _in_doubt(prior, self._doubt(shared, clients.spec))
-        fits = [modes(clients, one, bias=self._bias) for one in priors]
-        found = self._averaged(fits, priors, clients)
+        guess = _WIDTHS.square()[: len(priors)] / 2
         if self.guard:
-            found = self._guarded(found, priors, clients)
+            own, lams = ridge_path(self.model, clients.spec)
+            guess = torch.cat([_level(guess), _level(lams) + _ODDS])
+            priors += own
+        fits = [modes(clients, one, bias=self._bias) for one in priors]
+        found = self._averaged(fits, priors, guess, clients)
         good = found.isfinite().flatten(1).all(dim=1)[:, None, None]
         whole = torch.where(good, found, prior.center)
         return to(head_of(whole, self._bias), clients.device)
@@ -500,36 +505,23 @@ class PFEB(Method):
             return 0.0
         return float(level + (residual if spec.task == "regression" else 0.0))
 
-    def _averaged(self, found: list[Tensor], priors: list[Prior], clients: Clients) -> Tensor:
-        """Average over strengths of the prior, by the likelihood of own rows left out."""
+    def _averaged(
+        self, found: list[Tensor], priors: list[Prior], guess: Tensor, clients: Clients
+    ) -> Tensor:
+        """Average over priors, by the likelihood of own rows left out times exp(-guess)."""
         if len(priors) == 1:
             return found[0].cpu()
-        shares = own_shares(clients, priors, _WIDTHS.square() / 2, bias=self._bias)
+        shares = own_shares(clients, priors, guess, bias=self._bias)
         values = torch.stack(found)
         shares = shares.reshape(*shares.shape, *[1] * (values.dim() - 2))
         return add_in_turn(shares * values).cpu()
-
-    def _guarded(self, found: Tensor, priors: list[Prior], clients: Clients) -> Tensor:
-        """Let clients keep the best model of their own where it is better by a standard error."""
-        losses = [leave_one_out(clients, one, bias=self._bias) for one in priors]
-        joined, rows = self._averaged(losses, priors, clients), clients.counts.double()
-        ridges = [ridge_prior(self.model, clients.spec, lam) for lam in LAMS]
-        local = torch.stack([leave_one_out(clients, r, bias=self._bias).cpu() for r in ridges])
-        best = row_totals(local, clients).argmin(dim=0)
-        gain = joined - local[best, torch.arange(len(best))]
-        mean = row_totals(gain, clients) / rows.clamp_min(1)
-        square = row_totals((gain - mean[:, None]).square(), clients)
-        better = mean > (square / (rows * (rows - 1)).clamp_min(1)).sqrt()
-        own = torch.stack([modes(clients, r, bias=self._bias).cpu() for r in ridges])
-        kept = (better & (rows >= _GUARDED))[:, None, None]
-        return torch.where(kept, own[best, torch.arange(len(best))], found)
 
     def _uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
         """Return the standard deviation of an outcome, or of the score of a class, row by row."""
         if self.guard:
             raise NotImplementedError(
-                "with guard = true a client may keep a model of its own, whose uncertainty is not "
-                "known: leave guard or return_std out"
+                "with guard = true models are averages with local fits, whose uncertainty is not "
+                "known: use guard = false or leave return_std out"
             )
         prior = self.prior(shared, clients.spec)
         scores = predictive_std(clients, prior, rows, bias=self._bias)
@@ -605,6 +597,11 @@ def _in_doubt(prior: Prior, doubt: float) -> list[Prior]:
         return [prior]
     factors = torch.exp(_WIDTHS * math.sqrt(doubt)).tolist()
     return [replace(prior, variances=prior.variances * factor) for factor in factors]
+
+
+def _level(guess: Tensor) -> Tensor:
+    """Return minus the logarithms of weights exp(-guess) that add up to 1."""
+    return guess + torch.logsumexp(-guess, dim=0)
 
 
 def _one(value: float) -> Tensor:

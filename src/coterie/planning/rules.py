@@ -12,7 +12,7 @@ from typing import Any
 from coterie.data.federated import Spec
 from coterie.methods.auto import Auto
 from coterie.methods.base import Method, Shape
-from coterie.methods.baselines import Local
+from coterie.methods.baselines import Local, is_wide
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.finetune import Finetune
 from coterie.methods.pfeb import PFEB
@@ -32,6 +32,7 @@ from coterie.planning.advice import (
     judge,
     mu_of,
     rounds_for,
+    verdict_of,
 )
 from coterie.planning.plan import Plan, Privacy
 from coterie.privacy.calibrate import Geometric, Power, Spending
@@ -80,6 +81,8 @@ def resolve(plan: Plan, spec: Spec) -> Plan:
     # Noise that was given buys more with every round: ask for the rounds of a large budget.
     soon = min(rounds or LARGE_BUDGET_ROUNDS[1], LARGE_BUDGET_ROUNDS[1])
     n_mu = clients_times_mu(privacy, clients, soon, replaced=_replaced(method))
+    if isinstance(method, PFEB) and method.guard is None:
+        method = replace(method, guard=_guards(method, spec, n_mu, plan.data.rows_per_client))
     method = method.resolve(spec, n_mu=n_mu, cohort=plan.sampler.largest(clients))
     if privacy.spend.by_method:
         privacy = replace(privacy, spend=_spending(method, spec))
@@ -259,6 +262,14 @@ def _cut(method: Method, spec: Spec, rows: int | None) -> float:
     if not isinstance(_releasing(method).model, Linear) or _tolerance(method, spec) > 1:
         return SMALL_GAIN
     return cut_for(spec.features + 1, classes=spec.task != "regression", rows=rows)
+
+
+def _guards(method: PFEB, spec: Spec, n_mu: float, rows: int | None) -> bool:
+    """Return whether clients hedge: short ones, as declared, where the verdict is not to join."""
+    if rows is None or rows > spec.features or is_wide(spec) or n_mu == math.inf:
+        return False
+    affordable = affordable_rounds(n_mu, method.rounds(spec).dimension)
+    return verdict_of(affordable, _cut(method, spec, rows)) != "join"
 
 
 def default_method(auto: Auto, privacy: Privacy | None = None) -> Method | None:
