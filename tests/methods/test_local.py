@@ -146,10 +146,7 @@ def test_classes_are_fitted_exactly_and_score_like_a_tuned_fit(task):
         return Local(lam=lam, solver="sgd", sgd=SGD(epochs=30))
 
     own = evaluate(Linear(), fit(Local(), train).rows, test)
-    fixed = [
-        evaluate(Linear(), fit(by_steps(lam), train).rows, test).loss
-        for lam in (0.01, 0.1)
-    ]
+    fixed = [evaluate(Linear(), fit(by_steps(lam), train).rows, test).loss for lam in (0.01, 0.1)]
     assert own.loss < 1.02 * min(fixed)
 
 
