@@ -1,7 +1,7 @@
 """From how many clients on a network pays: local training against joining, by size and epsilon.
 
     python benchmarks/scaling.py [tabular] [image] [--clients N ...] [--epsilon E ...] [--seeds 2]
-        [--out FOLDER]
+        [--methods dpfedmtl pmtl ...] [--out FOLDER]
 
 Generated federations of 100 to 30,000 clients:
 
@@ -113,22 +113,26 @@ def federation(kind, clients, seed):
     return parts, tuple(embed(part, filtered) for part in parts)
 
 
-def cells(kind, epsilons):
+def cells(kind, epsilons, methods):
     """Yield method, epsilon, what is run, and whether on public features."""
     model = MODELS[kind]
     yield "local linear", math.inf, Local(), False
     yield "local network", math.inf, Local(model=model), False
+    joined = {
+        "dpfedmtl": DPFedMTL(model=model),
+        "pmtl": PMTL(model=model),
+        "fedavg + finetuning": Finetune(base=FedAvg(model=model)),
+        "head": PFEB(model=Linear()),
+    }
     for epsilon in epsilons:
-        yield "dpfedmtl", epsilon, DPFedMTL(model=model), False
-        yield "pmtl", epsilon, PMTL(model=model), False
-        yield "fedavg + finetuning", epsilon, Finetune(base=FedAvg(model=model)), False
-        yield "head", epsilon, PFEB(model=Linear()), True
+        for name in methods:
+            yield name, epsilon, joined[name], name == "head"
 
 
-def measure(kind, clients, seed, epsilons):
+def measure(kind, clients, seed, epsilons, methods):
     """Yield a line for every method and epsilon."""
     raw, made = federation(kind, clients, seed)
-    for name, epsilon, method, featured in cells(kind, epsilons):
+    for name, epsilon, method, featured in cells(kind, epsilons, methods):
         train, test = made if featured else raw
         begun = time.perf_counter()
         plan = plan_for(train.spec, Privacy(epsilon=epsilon), method=method, simulation_seed=seed)
@@ -230,6 +234,7 @@ def main(argv=None):
     parser.add_argument("kinds", nargs="*", default=["tabular", "image"])
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
     parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
+    parser.add_argument("--methods", nargs="+", default=list(COLOURS))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args(argv)
@@ -242,7 +247,7 @@ def main(argv=None):
             for seed in range(asked.seeds):
                 if (kind, clients, seed) in done:
                     continue
-                found = list(measure(kind, clients, seed, asked.epsilon))
+                found = list(measure(kind, clients, seed, asked.epsilon, asked.methods))
                 fresh = not path.exists()
                 with path.open("a", newline="") as file:
                     writer = csv.DictWriter(file, FIELDS, lineterminator="\n")

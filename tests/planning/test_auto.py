@@ -21,6 +21,8 @@ from coterie.data.synthetic import synthetic
 from coterie.methods.auto import Auto
 from coterie.methods.base import choices, registered
 from coterie.methods.dpfedmtl import DPFedMTL
+from coterie.methods.fedavg import FedAvg
+from coterie.methods.finetune import Finetune
 from coterie.methods.pmtl import PMTL
 from coterie.models import CNN, MLP, Linear
 from coterie.planning.plan import Plan, Privacy
@@ -84,15 +86,29 @@ def test_noise_that_knows_one_clip_gets_pmtl_and_a_reason(noise):
         plan.mechanisms(SPEC.clients)
 
 
-def test_networks_share_their_lower_layers_if_they_have_any():
-    model = MLP(hidden=(5,))
-    method, why = choose(Auto(model=model), SPEC, BUDGET)
+def test_networks_share_their_lower_layers_if_the_whole_is_too_large():
+    model, few = MLP(hidden=(5,)), Privacy(epsilon=0.1)
+    method, why = choose(Auto(model=model), SPEC, few)
     assert method == DPFedMTL(model=model) and default_method(Auto(model=model)) is None
     assert "50 of 56 parameters" in why  # 9 * 5 + 5 below, 5 + 1 in the head
-    flat, why = choose(Auto(model=nn.Linear(9, 1)), SPEC, BUDGET)
+    flat, why = choose(Auto(model=nn.Linear(9, 1)), replace(SPEC, clients=20), few)
     assert isinstance(flat, PMTL) and "all 10 parameters are released" in why
     images = Spec((1, 28, 28), 10, "multiclass", 100)
     assert isinstance(choose(Auto(model=CNN()), images, BUDGET)[0], DPFedMTL)
+
+
+def test_networks_that_the_budget_supports_are_one_model_with_finetuning():
+    """From one affordable round of all 56 parameters on: 94 clients at epsilon 1."""
+    model = MLP(hidden=(5,))
+    whole = Finetune(base=FedAvg(model=model))
+    method, why = choose(Auto(model=model), SPEC, BUDGET)
+    assert method == whole and "supports all of its 56 parameters" in why
+    for clients, joined in ((92, False), (96, True)):
+        found = choose(Auto(model=model), replace(SPEC, clients=clients), BUDGET)[0]
+        assert isinstance(found, Finetune) is joined
+    assert choose(Auto(model=model), SPEC, Privacy(epsilon=math.inf))[0] == whole
+    tuned = ct.plan_for(SPEC, BUDGET, method=Finetune(base=Auto(model=model), how="kl")).method
+    assert tuned == Finetune(base=FedAvg(model=model), how="kl")
 
 
 def test_public_features_are_spoken_of_where_networks_post_too_much():

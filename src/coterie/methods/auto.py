@@ -19,7 +19,7 @@ _NOT_YET = (
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Method):
-    """A method chosen by rule: pfeb for linear models, dpfedmtl or pmtl for networks.
+    """A method chosen by rule: pfeb for linear models, fedavg, dpfedmtl or pmtl for networks.
 
     It has no setting but the model; all others are those of the method that is chosen.
     """

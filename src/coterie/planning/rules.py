@@ -14,6 +14,7 @@ from coterie.methods.auto import Auto
 from coterie.methods.base import Method, Shape
 from coterie.methods.baselines import Local, is_wide
 from coterie.methods.dpfedmtl import DPFedMTL
+from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
@@ -289,8 +290,9 @@ def _needs_one_clip(privacy: Privacy) -> bool:
 def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
     """Return a method chosen from public facts, and the reason as text.
 
-    Linear models: pfeb, or pmtl under noise for one clip (laplace, local). Networks with lower
-    layers and a head: dpfedmtl, which releases only the lower layers. Other networks: pmtl.
+    Linear models: pfeb, or pmtl under noise for one clip (laplace, local). Networks: fedavg with
+    finetuning where the budget supports all of their parameters (docs/networks.md has the study).
+    Else dpfedmtl, which releases only the lower layers, or pmtl where there is no head.
     """
     found = default_method(auto, privacy)
     if found is not None:
@@ -305,9 +307,15 @@ def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
             f"{found.kind}, because the model is linear ({parameters:,} shared parameters); it "
             "learns inside the budget how similar clients are, and leaves nothing to tune"
         )
+    n_mu = clients_times_mu(privacy, spec.clients)
+    whole = PMTL(model=auto.model).rounds(spec).dimension
+    if affordable_rounds(n_mu, whole) >= SMALL_GAIN:
+        return Finetune(base=FedAvg(model=auto.model)), (
+            f"fedavg with finetuning, because the model is a network, and this budget supports all "
+            f"of its {whole:,} parameters"
+        )
     found, why = _for_network(auto, spec)
     parameters = found.rounds(spec).dimension
-    n_mu = clients_times_mu(privacy, spec.clients)
     if n_mu == math.inf or affordable_rounds(n_mu, parameters) >= SMALL_GAIN:
         return found, why
     most = (ERROR * n_mu) ** 2
@@ -340,6 +348,6 @@ def _chosen(method: Method, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
     if isinstance(method, Auto):
         return choose(method, spec, privacy)
     if isinstance(method, Finetune) and isinstance(method.base, Auto):
-        base, chosen = choose(method.base, spec, privacy)
-        return replace(method, base=base, model=None), chosen
+        found, chosen = choose(method.base, spec, privacy)
+        return replace(method, base=_releasing(found), model=None), chosen
     return method, ""
