@@ -85,6 +85,7 @@ VARIANTS = {
     "pfeb fixed": ("pfeb", {"learn": False, "momentum": 0.0}),
     "pfeb structure": ("pfeb", {"structure": 1.0}),
     "pfeb guard": ("pfeb", {"guard": True}),
+    "pfeb huber": ("pfeb", {"huber": 1.0}),
     "pfeb slice": ("pfeb", {"shared": "slice", "directions": 2}),
     "pmtl slice": ("pmtl", {"shared": "slice", "directions": 2}),
     # With a large mu and a sparse own part the two parts are found in few steps.

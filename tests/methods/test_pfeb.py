@@ -623,12 +623,21 @@ def test_of_classes_the_residual_is_never_in_doubt():
     assert np.abs(known - always).max() > 1e-3
 
 
-@pytest.mark.parametrize("guard", [False, True])
-@pytest.mark.parametrize("task", ["regression", "binary"])
-def test_a_model_depends_on_own_rows_alone_to_the_last_bit(task, guard):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"task": "regression"},
+        {"task": "binary"},
+        {"task": "regression", "guard": True},
+        {"task": "binary", "guard": True},
+        {"task": "regression", "huber": 1.0},
+    ],
+)
+def test_a_model_depends_on_own_rows_alone_to_the_last_bit(settings):
     """Whatever else is in the stack, and however long others' rows are."""
+    task, settings = settings["task"], {k: v for k, v in settings.items() if k != "task"}
     data = synthetic("mean", clients=13, rows=(1, 40), features=3, task=task, seed=5).data
-    method = PFEB(gls=False, guard=guard)
+    method = PFEB(gls=False, **settings)
     shared = in_doubt(method, data, 1.0, 0.5)
     whole = models(method, shared, data)
     for client in range(13):

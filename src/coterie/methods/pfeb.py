@@ -69,6 +69,10 @@ are dropped, C = I, and from then on the block carries mean, spread and residual
 each within its share. So a federation without structure loses what finding out took. What a block
 carries is decided by earlier releases alone, and its bound holds for anything that it carries.
 
+`huber`: in every round, and at the end, a client first pulls outliers among its outcomes to its
+own fit (`solvers.robust`), and its mean squared residual is scaled to that of normal errors. Blocks
+and bounds stay as they are.
+
 `shared = "slice"`: for linear heads on public features in public order (`models.features`) only the
 weights of the first `directions` features and the biases are shared and released; at the end each
 client fits its whole head, the others with the mean variance that was learned, around the public
@@ -118,6 +122,7 @@ from coterie.solvers.posterior import (
     predictive_std,
     row_totals,
 )
+from coterie.solvers.robust import pulled_in
 
 STEP = 4 / 3
 """Of the mean: curvatures K are at most 1, and steps below (2 + 2b)/(1 + 2b) = 1.38 stay stable
@@ -162,6 +167,8 @@ class PFEB(Method):
             for the rule: 0.5, times sqrt(random / all) where some effects are fixed.
         shrink: Whether the final mean is shrunk towards the public start by its noise, which is
             free; None for the rule: where the budget affords less than two rounds.
+        huber: Outcomes count as at most this many residual deviations from a client's own fit
+            (Huber 1964), for outliers and heavy tails, such as 2; regression only. None for none.
         guard: A client averages its posterior with fits of its own (those of `local`), weighted by
             the likelihood of its own rows left out, with odds of 7 to 1 for the former: insurance
             against a shared model that is mostly noise. None for the rule: where fewer rows per
@@ -180,6 +187,7 @@ class PFEB(Method):
     structure: float | None = None
     spread: float | None = None
     shrink: bool | None = None
+    huber: float | None = None
     guard: bool | None = None
     shared: Literal["all", "slice"] = "all"
     directions: int = 16
@@ -195,6 +203,8 @@ class PFEB(Method):
             raise ValueError(f"spread = {self.spread}: expected a number from 0 to 100")
         if self.structure is not None and not 0 <= self.structure <= 100:
             raise ValueError(f"structure = {self.structure}: expected a number from 0 to 100")
+        if self.huber is not None and not 0.5 <= self.huber <= 100:
+            raise ValueError(f"huber = {self.huber}: expected a number from 0.5 to 100, such as 2")
         if not 0 <= self.momentum <= 0.8:
             raise ValueError(f"momentum = {self.momentum}: expected a number from 0 to 0.8")
         if self.shared not in ("all", "slice"):
@@ -275,6 +285,10 @@ class PFEB(Method):
                 f"structure = {self.structure} needs one output, random effects and their spread, "
                 f'learn = true, shared = "all" and no gls; this is {spec.task} with '
                 f"{spec.outputs} outputs: leave structure out, or use 0"
+            )
+        if self.huber is not None and spec.task != "regression":
+            raise ValueError(
+                f"huber = {self.huber} is for regression; this is {spec.task}: leave huber out"
             )
         if self.shared == "slice":
             check_directions(self.directions, spec)
@@ -389,6 +403,7 @@ class PFEB(Method):
         """Find the own posterior; contribute what the prior learns from."""
         whole, posted = bool(self.gls or self.structure), self._posted(shared)
         working = self._working(shared, clients.spec)
+        clients, short = self._pulled_in(clients, working)
         apart, spread = self.learn and "random" in shared, _spreads(shared, posted)
         here = whole and not apart
         found = own = posterior(clients, working, bias=self._bias, curvature=here)
@@ -397,7 +412,7 @@ class PFEB(Method):
             own = posterior(clients, itself, bias=self._bias, curvature=whole)
         mean = found.deviation[:, posted.to(found.deviation.device)]
         spread = spread.to(mean.device)
-        rows = {"mean": mean, "residual": own.residual[:, None]}
+        rows = {"mean": mean, "residual": (own.residual + short.to(own.residual))[:, None]}
         rows["spread"] = own.variances[:, spread] + own.deviation[:, spread].square()
         if self.gls:
             assert found.curvature is not None
@@ -411,6 +426,12 @@ class PFEB(Method):
             rows["second"] = torch.nn.functional.pad(second, (0, padding)).to(mean.device)
             rows["spread"] = rows["spread"].to(mean.device)
         return personal, {name: rows[name] for name in sizes}
+
+    def _pulled_in(self, clients: Clients, prior: Prior) -> tuple[Clients, Tensor]:
+        """Return the clients with outliers pulled in, and what their mean squares lack then."""
+        if self.huber is None:
+            return clients, torch.zeros(len(clients), dtype=torch.float64)
+        return pulled_in(clients, prior, self.huber, bias=self._bias)
 
     def _working(self, shared: Tree, spec: Spec) -> Prior:
         """Return the prior of a round: fixed effects have their public units as variances."""
@@ -483,6 +504,7 @@ class PFEB(Method):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Return the posterior means; a client whose rows are not numbers has the shared mean."""
         prior = self.prior(shared, clients.spec)
+        clients, _ = self._pulled_in(clients, prior)
         priors = _in_doubt(prior, self._doubt(shared, clients.spec))
         guess = _WIDTHS.square()[: len(priors)] / 2
         if self.guard:
