@@ -166,7 +166,7 @@ def written(path, columns, size=300):
 def test_none_is_a_level_and_a_class_where_many_rows_have_it(tmp_path, none):
     words = (none, "mild", "severe")
     path = written(
-        tmp_path / "t.csv", {"y": lambda at: words[at % 3], "pain": lambda at: words[at * 7 % 3]}
+        tmp_path / "t.csv", {"y": lambda at: words[at % 3], "pain": lambda at: words[at // 3 % 3]}
     )
     found = inspect(path, client="h", target="y")
     assert set(found.source.classes) == set(words)
@@ -276,3 +276,68 @@ def test_a_column_of_iso_and_other_dates_loses_none(tmp_path):
     found = inspect(path, client="h", target="y")
     assert found.source.dates == {"d": "2020-01-01 %d.%m.%Y"} and not found.source.gaps
     assert any("'0:00': write times of day as numbers" in text for text in found.problems)
+
+
+@pytest.mark.parametrize("size", [400, 60_000])
+def test_dates_in_several_formats_are_all_read(tmp_path, size):
+    days = [np.datetime64("2020-01-05") + at for at in range(700)]
+    forms = ("%d/%m/%Y", "%Y-%m-%d", "%b %d, %Y", "%d.%m.%Y")
+
+    def written_day(at):  # a format of its own for each quarter of the file
+        return f'"{days[at * 31 % 700].item():{forms[at * 4 // size]}}"'
+
+    path = written(tmp_path / "t.csv", {"d": written_day}, size)
+    found = inspect(path, client="h", target="y")
+    origin, listed = found.source.dates["d"].split(" ", 1)
+    assert origin == "2020-01-01" and not found.source.gaps
+    assert set(listed.split(" | ")) == {"%d/%m/%Y", "%b %d, %Y", "%d.%m.%Y"}
+    assert any("dates are read as" in text and "order" not in text for text in found.problems)
+    data = load(path, found.source)
+    elapsed = [
+        (days[at * 31 % 700] - np.datetime64("2020-01-01")).astype(int) for at in range(size)
+    ]
+    low, high = found.source.ranges["d.days"]
+    scaled = -3 + 6 * (np.array(elapsed) - low) / (high - low)
+    order = np.argsort(np.arange(size) % 5, kind="stable")
+    np.testing.assert_allclose(data.features[:, 3], scaled[order], atol=1e-5)
+
+
+def test_two_orders_of_day_and_month_are_not_mixed(tmp_path):
+    day = [np.datetime64("2020-01-05") + 11 * at for at in range(60)]
+    texts = [f"{d.item():{('%d/%m/%Y', '%m/%d/%Y')[at % 2]}}" for at, d in enumerate(day)]
+    found = inspect(written(tmp_path / "t.csv", {"d": lambda at: texts[at % 60]}))
+    assert not found.source.dates and not found.source.gaps
+
+
+def test_columns_that_repeat_the_client_the_target_or_a_category_are_left_out(tmp_path):
+    path = written(
+        tmp_path / "t.csv",
+        {
+            "h_name": lambda at: f"Hospital {at % 5}",
+            "h_code": lambda at: 7 * (at % 5),
+            "result": lambda at: ("good", "bad")[at * 7 % 2],
+            "ward": lambda at: "abc"[at // 4 % 3],
+            "ward_no": lambda at: "xyz"[at // 4 % 3],
+            "region": lambda at: at % 5 // 2,
+        },
+    )
+    found = inspect(path, client="h", target="y")
+    assert found.source.features == ("ward", "region")
+    for name, reason in {
+        "h_name": "names the client again",
+        "h_code": "names the client again",
+        "result": "gives the target away",
+        "ward_no": "repeats a column: each value goes with one value of 'ward'",
+    }.items():
+        assert reason in found.left_out[name]
+    assert inspect(path, client="h", target="y", features=("h_code",)).source.features == (
+        "h_code",
+    )
+
+
+def test_units_with_digits_and_signs(tmp_path):
+    units = {"area": "m2", "heat": "°C", "bmi": "kg/m2"}
+    columns = {n: lambda at, unit=unit: f"{at}.5 {unit}" for n, unit in units.items()}
+    found = inspect(written(tmp_path / "t.csv", columns), client="h", target="y")
+    assert found.source.units == {name: unit.lower() for name, unit in units.items()}
+    assert load(tmp_path / "t.csv", found.source).features.isfinite().all()

@@ -503,6 +503,28 @@ def test_a_title_over_the_table_is_left_out_and_names_lose_their_spaces(tmp_path
         load(path)
 
 
+def test_a_title_of_a_spreadsheet_fills_its_line_with_empty_cells(tmp_path):
+    path = write(tmp_path / "t.csv", "Report,,\n,,\nclient,a,y\nA,,0\nA,2,1\n")
+    data = load(path, missing="constant")
+    assert data.names == ("A",) and data.features.flatten().tolist() == [0, 2]
+    assert delimited.layout_of(write(tmp_path / "u.csv", "client,a,y,,\nA,1,0,,\n")).skipped == 0
+
+
+@pytest.mark.parametrize("text", ['A,"1,0\nA,2,1\n', 'A,"1\n2",0\nA,2,"1\n'])
+def test_a_quote_that_is_never_closed_is_refused_with_its_line(tmp_path, text):
+    path = write(tmp_path / "t.csv", f"client,a,y\n{text}")
+    line = 2 + text.count("\n") - 2 + (text.count("\n") > 2)
+    with pytest.raises(DataError, match=f"line {line}: a quote is opened and not closed"):
+        load(path)
+
+
+def test_a_quote_inside_a_value_is_no_opening_one(tmp_path):
+    path = write(
+        tmp_path / "t.csv", 'client,a,y\n5" pipe,1,0\n5" pipe,2,1\nB,1,0\nsmall" pipe,3,1\n'
+    )
+    assert load(path).names == ('5" pipe', "B", 'small" pipe')
+
+
 def test_a_table_of_one_column_has_no_title(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text('client\nA\n"B, C"\n"D, E"\n')

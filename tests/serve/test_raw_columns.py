@@ -70,6 +70,12 @@ def test_dates_are_read_as_the_reader_reads_them(form, more):
     np.testing.assert_array_equal(*features_of(source, {"day": DATES}))
 
 
+def test_dates_in_several_formats_are_read_as_the_reader_reads_them():
+    dates = {"day": "2020-01-01 %d/%m/%Y | %b %d, %Y | %m/%d/%Y"}
+    source = Source(features=("day",), dates=dates, **FILLED)
+    np.testing.assert_array_equal(*features_of(source, {"day": DATES}))
+
+
 def test_dates_that_no_program_reads_are_refused():
     source = Source(features=("day",), dates={"day": "2020-01-01 %j %Y"}, **FILLED)
     with pytest.raises(ValueError, match="'%j %Y' cannot be read by an ONNX program; choose"):

@@ -149,8 +149,11 @@ def _input(question: str) -> str:
 
 
 def _show(path: Path, proposal: "Proposal") -> None:
-    clients = f"{proposal.clients:,} client{'' if proposal.clients == 1 else 's'}"
-    print(f"{path}: {proposal.rows:,} rows of {clients}\n")
+    rows, clients = (
+        f"{count:,} {noun}{'' if count == 1 else 's'}"
+        for noun, count in (("row", proposal.rows), ("client", proposal.clients))
+    )
+    print(f"{path}: {rows} of {clients}\n")
     for line in aligned([*proposal.columns.items()]):
         print(f"  {line}")
     problems = (*proposal.blocking, *proposal.problems)

@@ -172,14 +172,24 @@ def read_dates(
 ) -> tuple[pa.Array, NDArray[np.bool_]]:
     """Return dates without their time of day, null for gaps, and which values are no dates.
 
-    ISO dates are read whatever the format is.
+    Several formats, "%d.%m.%Y | %d/%m/%Y", are tried in turn. ISO dates are read by all.
     """
     text = trimmed(text)
     known = pc.if_else(is_gap(text, gaps), pa.scalar(None, TEXT), text)
     found = pa.nulls(len(text), pa.date32())
-    for one in dict.fromkeys((form or ISO, ISO)):
+    for one in formats(form):
         found = pc.coalesce(found, _dates(known, one))
     return found, _numpy(pc.and_(pc.is_valid(known), pc.is_null(found)))
+
+
+def formats(form: str) -> tuple[str, ...]:
+    """Return the formats that a declared one stands for, ISO among them.
+
+    >>> formats("%d.%m.%Y | %d/%m/%Y"), formats("")
+    (('%d.%m.%Y', '%d/%m/%Y', '%Y-%m-%d'), ('%Y-%m-%d',))
+    """
+    given = [one.strip() for one in form.split("|")]
+    return tuple(dict.fromkeys([*filter(None, given), ISO]))
 
 
 def _dates(text: pa.Array, form: str) -> pa.Array:

@@ -64,9 +64,9 @@ class Source:
             called "other" takes every value that is not declared. For LEAF text, `levels["x"]` are
             the characters, each read as its index.
         dates: The declared origin of columns of dates, such as "2020-01-01", and after a space the
-            format if it is not ISO ("2020-01-01 %d/%m/%Y"). A column becomes four: NAME.year
-            (years since that of the origin), NAME.month (1 to 12), NAME.weekday (0 is Monday) and
-            NAME.days (since the origin).
+            format if it is not ISO ("2020-01-01 %d/%m/%Y"). Several, with " | " between them, are
+            tried in turn. A column becomes four: NAME.year (years since that of the origin),
+            NAME.month (1 to 12), NAME.weekday (0 is Monday) and NAME.days (since the origin).
         accepted: Facts that were read off the rows and accepted as public (`coterie init`); stated
             with every guarantee on this data.
         classes: How many classes there are, or their names.

@@ -107,8 +107,26 @@ def _layout(path: Path, changed: int, size: int) -> Layout:
         found = next(csv.reader(lines, delimiter=delimiter))  # a name may hold a line break
     found = [name.strip() for name in found]
     names = _named(found)
+    _check_quotes(path, encoding, delimiter)
     notes = tuple(_notes(encoding, found, names, title and skipped))
     return Layout(encoding, delimiter, names, skipped, notes)
+
+
+def _check_quotes(path: Path, encoding: str, delimiter: str) -> None:
+    """Raise DataError for a quote that is never closed: its cell holds all rows that follow."""
+    with _opened(path) as file:
+        count = sum(piece.count(b'"') for piece in iter(lambda: file.read(BLOCK), b""))
+    if count % 2 == 0:
+        return
+    with _text(path, encoding) as file:
+        reader, line = csv.reader(file, delimiter=delimiter, strict=True), 0
+        try:
+            for _ in reader:
+                line = reader.line_num
+        except csv.Error as error:
+            if "expected after" not in str(error):
+                text = "a quote is opened and not closed; close it, or write it twice"
+                raise DataError(f"{path}: line {line + 1}: {text}") from error
 
 
 def _notes(
@@ -175,18 +193,24 @@ def _first_line(file: TextIOWrapper) -> tuple[str, int]:
 def _title(file: TextIOWrapper, head: str, delimiter: str) -> tuple[int, str]:
     """Return how many lines come before the line of names, from a first line on, and that line.
 
-    A title has one cell, and the lines of a table have several: the first two lines in a row that
-    are cut as often are those of the table.
+    A title has one cell that is not empty, and the lines of a table have several: the first two
+    lines in a row that are cut as often are those of the table.
     """
-    if _cells(head, delimiter) > 1:
+    if _is_cut(head, delimiter):
         return 0, head
     lines = [head]
     while len(lines) <= _TITLE and (line := file.readline(BLOCK)):
-        several = _cells(line, delimiter) > 1
+        several = _is_cut(line, delimiter) and _is_cut(lines[-1], delimiter)
         if several and _cells(line, delimiter) == _cells(lines[-1], delimiter):
             return len(lines) - 1, lines[-1]
         lines.append(line)
     return 0, _again(file, head)
+
+
+def _is_cut(line: str, delimiter: str) -> bool:
+    """Return whether a line has several cells, other than empty ones at its end."""
+    signs = delimiter or "".join(_DELIMITERS)
+    return _cells(line.rstrip(f"{signs} \r\n"), delimiter) > 1
 
 
 def _again(file: TextIOWrapper, head: str) -> str:

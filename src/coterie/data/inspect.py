@@ -95,7 +95,7 @@ _CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?( ?[AaPp][Mm])?")
 _ID = re.compile(
     r"(^|[\W_])(id|uid|uuid|guid|key|index|idx|nr|no|number|code)([\W_]|$)|[a-z]I[Dd]$"
 )
-_UNIT = re.compile(r"[+-]?\d[\d.,]*\s*([^\W\d_%][^\d]{0,11})")
+_UNIT = re.compile(r"[+-]?\d[\d.,]*\s*((?:[^\W\d_%]|°)[^\d]{0,11}[23]?)")
 
 
 @dataclass
@@ -117,6 +117,8 @@ class Column:
     step: int = 1  # every step-th value is in the sample
     fits: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(FORMATS, 0)))
     type: str = "text"
+    firsts: dict[str | None, int] | None = field(default_factory=dict)  # first row of each value
+    partition: int = 0  # a fingerprint of which rows have equal values
 
     @property
     def known(self) -> int:
@@ -125,9 +127,10 @@ class Column:
 
     def extend(self, values: pa.Array) -> None:
         """Add the values of a batch."""
-        self.rows += len(values)
         text = self._texts(values)
         gap = is_gap(text)
+        self._extend_partition(pc.if_else(gap, pa.scalar(None, TEXT), text))
+        self.rows += len(values)
         found = text.filter(pc.invert(gap))
         self.gaps += len(text) - len(found)
         self.nones += pc.sum(pc.equal(text, _NONE)).as_py() or 0
@@ -161,6 +164,28 @@ class Column:
             self.type, values = "other", pa.nulls(len(values), TEXT)
         return trimmed(pc.cast(values, TEXT))
 
+    def _extend_partition(self, text: pa.Array) -> None:
+        """Add to the fingerprint; two columns have the same one if they tell the same rows apart.
+
+        Columns where nearly every row has a value of its own have none.
+        """
+        if self.firsts is None or not len(text):
+            return
+        encoded = pc.dictionary_encode(text, null_encoding="encode")
+        codes = np.asarray(encoded.indices)
+        places = np.unique(codes, return_index=True)[1] + self.rows
+        words = encoded.dictionary.to_pylist()
+        first = [
+            self.firsts.setdefault(word, int(at)) for word, at in zip(words, places, strict=True)
+        ]
+        seen = self.rows + len(text)
+        if len(self.firsts) > min(_COUNTED, seen if seen < _ODD else _TYPED * seen):
+            self.firsts = None
+            return
+        draws = np.random.default_rng(self.rows).integers(1 << 63, size=len(text), dtype=np.uint64)
+        whole = int((np.array(first, dtype=np.uint64)[codes] * draws).sum())
+        self.partition = (self.partition + whole) % (1 << 64)
+
     def _extend_sample(self, found: pa.Array) -> None:
         self.sample.append(found.take(pa.array(np.arange(0, len(found), self.step))))
         while sum(map(len, self.sample)) > _SAMPLED:
@@ -183,19 +208,20 @@ class Column:
         begun = self.known > total
         if not begun and counts[looks_dated(texts, FORMATS)].sum() < _HINTED * total:
             self.fits.clear()
-        for form in [form for form, count in self.fits.items() if self._hardly(count, total)]:
-            del self.fits[form]
         if not self.fits:
             return
-        none = np.ones(len(texts), dtype=bool)
         iso = read_dates(texts)[1]
-        for form in list(self.fits):
-            # every format reads ISO too
-            wrong = iso if form == ISO else read_dates(texts, form)[1] | ~iso
-            self.fits[form] += int(counts[~wrong].sum())
-            none &= wrong
-            if not begun and self.fits[form] < _HINTED * total:
-                del self.fits[form]
+        none = iso.copy()
+        self.fits[ISO] += int(counts[~iso].sum())
+        for form in sorted(FORMATS[1:], key=lambda form: -self.fits[form]):
+            # every format reads ISO too; one that was not seen yet may read what others do not
+            places = np.flatnonzero(none if begun and not self.fits[form] else iso)
+            if len(places):
+                read = places[~read_dates(texts.take(pa.array(places)), form)[1]]
+                self.fits[form] += int(counts[read].sum())
+                none[read] = False
+        if self._hardly(sum(self.fits.values()), 0):
+            self.fits.clear()
         _count(self.dateless, texts, counts, none)
 
     def _hardly(self, typed: int, added: int) -> bool:
@@ -225,10 +251,12 @@ class Facts:
         numbers: A sample of the numbers, or of days since 1970 of dates.
         missing: Values that stand for a gap in this column.
         commas: Whether numbers have a decimal comma.
-        forms: The formats of dates that fit; the first is taken.
+        forms: The formats of dates that the column has.
+        unsure: Whether day and month could be the other way round.
         odd: An example of what is no number.
         unit: The unit after each number.
         plain: How often each value occurs as it is written, without gaps as in every column.
+        partition: A fingerprint of which rows have equal values; None where all differ.
     """
 
     name: str
@@ -240,9 +268,11 @@ class Facts:
     missing: tuple[str, ...] = ()
     commas: bool = False
     forms: tuple[str, ...] = ()
+    unsure: bool = False
     odd: str = ""
     unit: str = ""
     plain: Counter[str] = field(default_factory=Counter)
+    partition: int | None = None
 
     @property
     def known(self) -> int:
@@ -283,6 +313,7 @@ def facts_of(column: Column, *, commas: bool = False) -> Facts:
     shown = next(iter(column.odd), "")
     common: dict[str, Any] = {"name": column.name, "rows": column.rows, "commas": commas}
     common |= {"odd": shown[:40], "plain": column.values}
+    common["partition"] = None if column.firsts is None else column.partition
     if column.type == "other" or not column.known:
         kind: Kind = "other" if column.type == "other" else "empty"
         return Facts(kind=kind, gaps=column.rows, values=Counter(), numbers=np.zeros(0), **common)
@@ -297,31 +328,50 @@ def _date_facts(column: Column, common: dict[str, Any]) -> Facts | None:
     """Return the facts of a column of dates; None for other columns."""
     if column.type not in ("text", "date") or not column.fits:
         return None
-    forms, typed = _date_forms(column.fits)
+    forms, typed, unsure = _date_forms(column.fits)
+    form = " | ".join(forms)
     if column.type == "text" and not _is_typed(column, typed, column.dateless):
         return None
-    days = pc.cast(read_dates(_sampled(column), forms[0])[0], pa.int32()).drop_null().to_numpy()
+    days = pc.cast(read_dates(_sampled(column), form)[0], pa.int32()).drop_null().to_numpy()
     days = days.astype(np.float64)
     codes = {_number_of(date.fromisoformat(code)) for code in _CODED_DATES}
     codes = {code for code in codes if code in days and _is_far(code, days)}
     listed = pa.array(list(column.values), TEXT)
-    dates, wrong = read_dates(listed, forms[0])
+    dates, wrong = read_dates(listed, form)
     numbers = pc.fill_null(pc.cast(dates, pa.int32()), 0).to_numpy()
     odd = set(listed.filter(pa.array(wrong | np.isin(numbers, list(codes)))).to_pylist())
     days = days[~np.isin(days, list(codes))]
-    return _with_gaps(column, "date", days, odd, {**common, "forms": forms})
+    return _with_gaps(column, "date", days, odd, {**common, "forms": forms, "unsure": unsure})
 
 
-def _date_forms(fits: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-    """Return the formats that read most dates, and how many: every format reads ISO dates too.
+def _date_forms(fits: Mapping[str, int]) -> tuple[tuple[str, ...], int, bool]:
+    """Return the formats of a column, how many dates these read, and whether the order is unsure.
+
+    Every format reads ISO dates too. Of two orders of day and month the one that reads more is
+    taken; where both read all, the one of the other formats, or else the day is first.
 
     >>> _date_forms({ISO: 5, "%d/%m/%Y": 3, "%m/%d/%Y": 3, "%d.%m.%Y": 0})
-    (('%d/%m/%Y', '%m/%d/%Y'), 8)
+    (('%d/%m/%Y',), 8, True)
+    >>> _date_forms({"%d.%m.%Y": 1, "%m/%d/%Y": 3, "%d/%m/%Y": 2})
+    (('%m/%d/%Y', '%d.%m.%Y'), 4, False)
     """
-    others = {form: count for form, count in fits.items() if form != ISO and count}
-    most = max(others.values(), default=0)
-    forms = tuple(form for form, count in others.items() if count == most)
-    return forms or (ISO,), most + fits.get(ISO, 0)
+    alike: dict[str, list[str]] = {}
+    for form, count in fits.items():
+        if form != ISO and count:
+            alike.setdefault(re.sub("%[dm]", "%d", form.replace("%B", "%b")), []).append(form)
+    best = [[f for f in each if fits[f] == max(fits[g] for g in each)] for each in alike.values()]
+    sure = [each[0] for each in best if not _is_unsure(each)]
+    month_first = any(form.startswith("%m") for form in sure)
+    chosen = [each[-1] if _is_unsure(each) and month_first else each[0] for each in best]
+    chosen.sort(key=lambda form: -fits[form])
+    read = sum(fits[form] for form in chosen) + fits.get(ISO, 0)
+    unsure = any(map(_is_unsure, best)) and not sure
+    return tuple(chosen) or (ISO,), read, unsure
+
+
+def _is_unsure(forms: Sequence[str]) -> bool:
+    """Return whether formats that read the same dates have day and month in another order."""
+    return len({form.startswith("%m") for form in forms}) > 1
 
 
 def _number_of(day: date) -> int:
@@ -707,8 +757,9 @@ def _propose(seen: Look, overrides: Overrides) -> Proposal:
     taken = (client, target, *((FILE,) if seen.files else ()))
     others = {n: c for n, c in columns.items() if n not in taken}
     split, others = _split(others)
+    known = {} if overrides.features else dict(_repeated(others, columns, client, target))
     others = _only(others, overrides.features)
-    features, left_out = _features(others)
+    features, left_out = _features(others, known)
     aim = _without_markers(columns.get(target or ""))
     options, text, blocking = _target(aim, overrides.task)
     used = [others[name] for name in features]
@@ -792,12 +843,38 @@ def _split(others: dict[str, Facts]) -> tuple[str, dict[str, Facts]]:
     return ("" if column is not None else "split"), others
 
 
-def _features(others: Mapping[str, Facts]) -> tuple[list[str], dict[str, str]]:
-    """Return the columns to predict from, and why others are left out."""
+def _repeated(
+    others: Mapping[str, Facts],
+    columns: Mapping[str, Facts],
+    client: str | None,
+    target: str | None,
+) -> Iterator[tuple[str, str]]:
+    """Yield the columns that tell the same rows apart as another column does, and the reason."""
+    known = {
+        columns[name].partition: (name, reason)
+        for name, reason in (
+            (client, "names the client again"),
+            (target, "gives the target away"),
+        )
+        if name is not None
+    }
+    for name, column in others.items():
+        if column.partition is None or column.kind in ("constant", "empty", "other"):
+            continue
+        if (first := known.get(column.partition)) is not None:
+            yield name, f"it {first[1]}: each value goes with one value of {first[0]!r}"
+        elif column.kind == "category":
+            known[column.partition] = (name, "repeats a column")
+
+
+def _features(
+    others: Mapping[str, Facts], known: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the columns to predict from, and why others are left out; some reasons are known."""
     left_out: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name, column in others.items():
-        reason = _REASONS.get(column.kind, "")
+        reason = known.get(name) or _REASONS.get(column.kind, "")
         made = feature_names(name, Source(dates={name: "2000-01-01"})) if _is_date(column) else []
         made = made or [name, f"{name}.missing"]
         if not reason and (twice := taken.keys() & set(made)):
@@ -911,7 +988,7 @@ def _ends(column: Facts) -> tuple[date, date]:
 
 def _origin(column: Facts) -> str:
     first = f"{_ends(column)[0].year:04}-01-01"
-    return first if column.forms[0] == ISO else f"{first} {column.forms[0]}"
+    return first if column.forms == (ISO,) else f"{first} {' | '.join(column.forms)}"
 
 
 def _ranges(columns: Sequence[Facts]) -> Iterator[tuple[str, tuple[float, float]]]:
@@ -1035,8 +1112,9 @@ def _column_problems(column: Facts) -> Iterator[str]:
         yield f"column {column.name!r}: its numbers are read as categories"
     if column.kind == "category" and len(column.values) > _LEVELS:
         yield f"column {column.name!r}: the {_LEVELS} most common levels are declared, then other"
-    if column.kind == "date" and len(column.forms) > 1:
-        yield f"column {column.name!r}: dates are read as {column.forms[0]}: check the order"
+    if column.kind == "date" and (column.unsure or len(column.forms) > 1):
+        check = ": check the order" if column.unsure else ""
+        yield f"column {column.name!r}: dates are read as {' or '.join(column.forms)}{check}"
 
 
 def _code_problems(used: Sequence[Facts]) -> Iterator[str]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from coterie.data.cells import GAPS, ISO, OTHER, spellings
+from coterie.data.cells import GAPS, OTHER, formats, spellings
 from coterie.data.config import Source
 from coterie.data.load import file_columns
 
@@ -236,7 +236,7 @@ def _dates(graph: Graph, given: str, column: str, source: Source) -> tuple[str, 
     """Return year, month, weekday and days of dates with NaN for gaps, and which are gaps."""
     first, _, form = source.dates[column].partition(" ")
     year = month = day = fits = ""
-    for one in dict.fromkeys((form or ISO, ISO)):
+    for one in formats(form):
         found = _parsed(graph, given, one)
         if not fits:
             fits, year, month, day = found
