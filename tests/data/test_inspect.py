@@ -305,8 +305,10 @@ def test_dates_in_several_formats_are_all_read(tmp_path, size):
 def test_two_orders_of_day_and_month_are_not_mixed(tmp_path):
     day = [np.datetime64("2020-01-05") + 11 * at for at in range(60)]
     texts = [f"{d.item():{('%d/%m/%Y', '%m/%d/%Y')[at % 2]}}" for at, d in enumerate(day)]
-    found = inspect(written(tmp_path / "t.csv", {"d": lambda at: texts[at % 60]}))
-    assert not found.source.dates and not found.source.gaps
+    columns = {"d": lambda at: texts[at % 60], "x": lambda at: at % 9}
+    found = inspect(written(tmp_path / "t.csv", columns), client="h", target="y")
+    assert found.source.features == ("x",) and not found.source.gaps
+    assert any("in two orders" in text and "write dates as" in text for text in found.problems)
 
 
 def test_columns_that_repeat_the_client_the_target_or_a_category_are_left_out(tmp_path):

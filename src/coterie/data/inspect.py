@@ -43,7 +43,17 @@ from coterie.data.tables import DATE_PARTS, FILE, INDEX, feature_names, is_numbe
 READ_OFF = " read off the rows and accepted as public"
 """How a fact that was read off the rows ends."""
 Kind = Literal[
-    "number", "category", "date", "id", "constant", "empty", "text", "code", "mixed", "other"
+    "number",
+    "category",
+    "date",
+    "dates",
+    "id",
+    "constant",
+    "empty",
+    "text",
+    "code",
+    "mixed",
+    "other",
 ]
 FORMATS = (
     *(ISO, "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
@@ -330,7 +340,10 @@ def _date_facts(column: Column, common: dict[str, Any]) -> Facts | None:
         return None
     forms, typed, unsure = _date_forms(column.fits)
     form = " | ".join(forms)
-    if column.type == "text" and not _is_typed(column, typed, column.dateless):
+    other = column.known - typed - sum(column.dateless.values())  # in another order of day, month
+    if column.type == "text" and (
+        not _is_typed(column, typed, column.dateless) or other > (1 - _TYPED) * column.known / 2
+    ):
         return None
     days = pc.cast(read_dates(_sampled(column), form)[0], pa.int32()).drop_null().to_numpy()
     days = days.astype(np.float64)
@@ -443,6 +456,8 @@ def _text_facts(column: Column, common: dict[str, Any]) -> Facts:
         kind = "code"
     if column.numbers > column.known / 2 and _digits(column.odd):
         kind = "mixed"
+    elif column.type == "text" and 2 * sum(column.fits.values()) > column.known:
+        kind = "dates"
     elif len(column.values) == column.known > FEW_ROWS and column.type == "text":
         kind = "id"
     return replace(found, kind=kind)
@@ -902,6 +917,7 @@ _REASONS = {
     "text": f"more than {2 * _CLASSES} different values, most of them rare",
     "code": f"codes with more than {_CLASSES} different values; --categories takes the common ones",
     "mixed": "some values are no numbers",
+    "dates": "dates with day and month in two orders, or not all of them dates",
     "other": "neither numbers, text nor dates",
 }
 
@@ -970,6 +986,7 @@ _HELD = {
     "text": "text with many different values",
     "code": "codes",
     "mixed": "numbers and other values",
+    "dates": "dates",
     "other": "neither numbers nor text",
 }
 
@@ -1084,7 +1101,7 @@ def _remedy(column: Facts) -> str:
     if column.kind == "mixed":
         return f", such as {column.odd!r}: remove units and marks"
     first = next(iter(column.values), "")
-    if column.kind == "text" and _WRITTEN_DATE.search(first):
+    if column.kind == "dates" or (column.kind == "text" and _WRITTEN_DATE.search(first)):
         return f", such as {first[:40]!r}: write dates as 2024-01-31"
     if column.kind == "text" and _CLOCK.fullmatch(first):
         return f", such as {first!r}: write times of day as numbers, such as 13.5"
