@@ -28,6 +28,9 @@ pytestmark = pytest.mark.full
 CLIENTS, ROWS = 5, 12
 
 
+FILES = ("new.csv", "all.csv")
+
+
 def rows_of(seed, labels=None):
     """Draw rows of all clients, shuffled: a table with client, two features and a target."""
     draw = np.random.default_rng(seed)
@@ -208,6 +211,33 @@ def test_deviations_are_those_of_the_library(tmp_path, capsys):
         part = predict_run(tmp_path / "pfeb", str(tmp_path / "some.csv"), std=True).table()
         wanted = np.array(found["std"])[np.isin(ids, names)][::-1]
         np.testing.assert_allclose(part["std"], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("labels", [("x", "y", "z"), ("x", "y"), None])
+@pytest.mark.parametrize("kept", [True, False])
+def test_deviations_of_clients_that_the_run_does_not_know(tmp_path, monkeypatch, labels, kept):
+    """They have the prior, alone or among others; what is kept suffices without the rows."""
+    if not kept:
+        monkeypatch.setattr("coterie.evaluation.predict.MOST_VALUES", 0)
+    train = tmp_path / "train.csv"
+    csv.write_csv(rows_of(0) if labels is None else rows_of(0, labels), train)
+    source = {**SOURCE, "task": "regression"} if labels is None else {**SOURCE, "classes": labels}
+    run(tmp_path / "pfeb", {"name": str(train), "source": source}, "pfeb", 2.0)
+    given = csv.read_csv(train)
+    new = given.set_column(given.column_names.index("id"), "id", pa.array(["new"] * len(given)))
+    csv.write_csv(new, tmp_path / "new.csv")
+    csv.write_csv(pa.concat_tables([new, given]), tmp_path / "all.csv")
+    if kept:
+        train.unlink()
+    tables = {n: predict_run(tmp_path / "pfeb", str(tmp_path / n), std=True).table() for n in FILES}
+    names = [name for name in tables["all.csv"].column_names if name.startswith("std")]
+    assert len(names) == (3 if labels == ("x", "y", "z") else 1)
+    for name in names:
+        alone, found = (np.array(tables[one][name]) for one in FILES)
+        np.testing.assert_allclose(found[: len(given)], alone, rtol=1e-6)
+        assert (alone > 0).all()
+        if labels is not None:  # own rows can only narrow scores; they may show a larger residual
+            assert (alone > found[len(given) :]).all()
 
 
 def test_what_cannot_be_said_is_an_error(place, capsys):

@@ -145,27 +145,29 @@ def _deviations(outcome: Outcome, data: FederatedDataset, train: FederatedDatase
 def variances(method: Method, shared: Tree, train: FederatedDataset) -> dict[str, NDArray[Any]]:
     """Return what standard deviations of predictions need, {"variance": (clients, p + 1, p + 1)}.
 
-    {} where it is not known, for several outputs, or where it is large: then the training rows are
-    needed. It follows from each client's own rows and the releases, and is as private as its model.
+    Of several outputs each has a matrix: (clients, outputs, p + 1, p + 1). {} where it is not
+    known, or where it is large: then the training rows are needed. It follows from each client's
+    own rows and the releases, and is as private as its model.
     """
-    found, width = method.serving.variance, train.spec.features + 1
-    if found is None or train.spec.outputs > 1 or len(train) * width**2 > MOST_VALUES:
+    found, width, outputs = method.serving.variance, train.spec.features + 1, train.spec.outputs
+    if found is None or len(train) * outputs * width**2 > MOST_VALUES:
         return {}
-    matrices = np.zeros((len(train), width, width))
+    shape = (width, width) if outputs == 1 else (outputs, width, width)
+    matrices = np.zeros((len(train), *shape))
     for clients in train.blocks(np.arange(len(train)), BLOCK):
         matrices[clients.ids.numpy()] = found(shared, clients).cpu().numpy()
     return {"variance": matrices}
 
 
 def std_by(data: FederatedDataset, matrices: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard deviations of all rows, by one matrix of `variances` per client."""
-    found = np.empty(len(data.targets))
+    """Return the standard deviations of all rows, by the `variances` of each client."""
+    found = np.empty((len(data.targets), *matrices.shape[1:-2]))
     for client, matrix in enumerate(matrices):
         rows = slice(data.offsets[client], data.offsets[client + 1])
         part: Any = data.features[rows]
         x = part.toarray() if data.is_sparse else part.flatten(1).cpu().double().numpy()
         wide = np.column_stack([x, np.ones(len(x))])
-        found[rows] = np.sqrt(((wide @ matrix) * wide).sum(axis=1))
+        found[rows] = np.sqrt(np.moveaxis(((wide @ matrix) * wide).sum(axis=-1), -1, 0))
     return found
 
 

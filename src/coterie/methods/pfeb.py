@@ -117,6 +117,7 @@ from coterie.solvers.posterior import (
     Posterior,
     Prior,
     add_in_turn,
+    class_covariances,
     leave_one_out,
     posterior,
     predictive_std,
@@ -569,8 +570,11 @@ class PFEB(Method):
         return (rows + row_totals(shown, clients)) / (rows + clients.counts.double())
 
     def _variance(self, shared: Tree, clients: Clients) -> Tensor:
-        """Return the matrix of `_uncertainty` of each client, for one output."""
+        """Return the matrices of `_uncertainty` of each client: one, or one per output."""
         prior, width = self.prior(shared, clients.spec), clients.spec.features
+        if clients.spec.outputs > 1:
+            blocks = class_covariances(clients, prior, bias=self._bias)
+            return torch.nn.functional.pad(blocks, (0, width + 1 - blocks.shape[-1]) * 2)
         found = posterior(clients, prior, bias=self._bias, curvature=True)
         assert found.curvature is not None
         root = prior.variances[0].sqrt()

@@ -468,6 +468,7 @@ def _check_client(model: ClientModel) -> None:
     single = spec.task in ("regression", "binary")
     own = () if model.moments is None else model.moments
     own = own if model.fills is None else (*own, model.fills)
+    each = () if spec.outputs == 1 else (spec.outputs,)
     fits = {
         "task": spec.task in TASKS and (spec.outputs == 1 if single else spec.outputs >= 1),
         "shape": all(type(side) is int and side > 0 for side in spec.shape),
@@ -476,7 +477,7 @@ def _check_client(model: ClientModel) -> None:
         "classes": all(isinstance(name, str) for name in info.classes)
         and len(info.classes) == labels,
         "scaling": all(part.shape == (width,) and part.dtype.kind == "f" for part in own),
-        "variance": model.variance is None or model.variance.shape == (made + 1, made + 1),
+        "variance": model.variance is None or model.variance.shape == (*each, made + 1, made + 1),
     }
     wrong = [name for name, fit in fits.items() if not fit]
     wanted = {} if wrong else info.model.init(info.model_spec, Rng.seeded(0))

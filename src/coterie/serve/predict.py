@@ -427,23 +427,38 @@ def _std(
         )
     owners = places_of(folder)
     strange = np.array([name not in owners for name in data.names])
-    form = method.serving.variance
-    if form is not None and "variance" in kept and np.isfinite(kept["variance"][~strange]).all():
-        matrices = kept["variance"].copy()
+    known = np.flatnonzero(~strange)
+    form, own = method.serving.variance, kept.get("variance")
+    kept_here = own is not None and bool(np.isfinite(own[known]).all())
+    found = torch.empty(len(data.targets), *_width(data), dtype=torch.float64)
+    try:
+        if len(known):
+            rows, places = data.only(known), np.arange(len(known))
+            if form is not None and own is not None and kept_here:
+                part = torch.from_numpy(std_by(rows, own[known]))
+            else:
+                train = training_rows(folder, run_plan, scaled=True, memory=memory)
+                places = _trained(train, rows.names)
+                part = model_std(method, shared, train, rows, places)
+            found[torch.from_numpy(~strange[data.owners])] = part.double()
         if strange.any():
-            nobody = data.only([0]).where(np.zeros(int(data.counts[0]), dtype=bool))
-            matrices[strange] = form(shared, nobody.clients(np.arange(1))).numpy()
-        return torch.from_numpy(std_by(data, matrices))
-    train = training_rows(folder, run_plan, scaled=True, memory=memory)
-    if others := [name for name in data.names if name not in set(train.names)]:
+            rows = data.only(np.flatnonzero(strange))
+            nobody = rows.where(np.zeros(len(rows.targets), dtype=bool))
+            part = model_std(method, shared, nobody, rows, np.arange(len(rows)))
+            found[torch.from_numpy(strange[data.owners])] = part
+    except NotImplementedError as error:
+        raise ValueError(f"--std: {error}") from error
+    return found
+
+
+def _trained(train: FederatedDataset, names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the places of clients among those of training; raise ValueError for others."""
+    if others := [name for name in names if name not in set(train.names)]:
         raise ValueError(
             f"client {others[0]!r}: the run has no uncertainty for clients without training rows; "
             "leave --std out, or these clients"
         )
-    try:
-        return model_std(method, shared, train, data, _places(train.names, data.names)).float()
-    except NotImplementedError as error:
-        raise ValueError(f"--std: {error}") from error
+    return _places(train.names, names)
 
 
 def _columns(

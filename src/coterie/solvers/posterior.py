@@ -153,6 +153,29 @@ def posterior(clients: Clients, prior: Prior, *, bias: bool, curvature: bool = F
     return Posterior(D, V, R, curvature=K if curvature else None)
 
 
+def class_covariances(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
+    """Return the covariance of each client's weights, class by class: (c, o, p, p) float64, on CPU.
+
+    For classification with several outputs, as `predictive_std` uses them: the block of each class
+    of Laplace's approximation. A client without rows has the prior's.
+    """
+    modes = prior.weights(posterior(clients, prior, bias=bias).deviation).cpu().numpy()
+    roots = prior.variances.sqrt().cpu().numpy()
+    found = np.empty((*modes.shape, modes.shape[-1]))
+    for client, start in enumerate(clients.starts.tolist()):
+        own = clients.features[start : start + int(clients.counts[client])]
+        x = own.flatten(1).cpu().numpy() if isinstance(own, Tensor) else own.toarray()
+        x = np.c_[x, np.ones(len(x))] if bias else np.asarray(x, dtype=np.float64)
+        odds = torch.from_numpy(x @ modes[client].T)
+        multiclass = clients.spec.task == "multiclass"
+        shares = (odds.softmax(dim=1) if multiclass else odds.sigmoid()).numpy()
+        for output, root in enumerate(roots):
+            z, q = x * root, shares[:, output]
+            inner = np.linalg.inv((z.T * (q * (1 - q))) @ z + np.eye(len(root)))
+            found[client, output] = inner * root[:, None] * root
+    return torch.from_numpy(found)
+
+
 def leave_one_out(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
     """Return the loss of every row under its client's mode without that row, (c, longest).
 
