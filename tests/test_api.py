@@ -494,6 +494,8 @@ def test_a_verdict_is_true_only_if_all_holds(both, tmp_path):
 
     folder, run = both
     good = ct.verify(run)
+    checks = good.to_frame("pyarrow").to_pylist()
+    assert checks == good.to_json()["checks"] and {"name", "status"} <= checks[0].keys()
     assert good and "verified" in repr(good) and "NOT" not in repr(good)
     place = shutil.copytree(folder / "call", tmp_path / "call")
     stated = json.loads((place / "guarantee.json").read_text())

@@ -644,14 +644,24 @@ def open_run(folder: str | Path, *, trust: bool = False) -> Run:
     return found
 
 
-def verify(run: Run | str | Path, *, key: bytes | str | Path | None = None) -> Verdict:
+@dataclass(frozen=True, repr=False)
+class Verified(Verdict):
+    """The verdict of `ct.verify`, with its checks as a data frame."""
+
+    def to_frame(self, kind: str | None = None) -> Any:
+        """Return one row per check as a data frame: "pandas", "polars" or "pyarrow"."""
+        return to_frame(pa.Table.from_pylist(self.to_json()["checks"]), kind)
+
+
+def verify(run: Run | str | Path, *, key: bytes | str | Path | None = None) -> Verified:
     """Recompute the guarantee of a finished run with code of its own: `coterie verify`.
 
     The verdict is true if every check holds. With a public key (its file, its 64 hexadecimal digits
     or its bytes), the certificate has to be signed by it.
     """
     known = key if key is None or isinstance(key, bytes) else read_public(str(key))
-    return verify_folder(run.folder if isinstance(run, Run) else Path(run), known)
+    found = verify_folder(run.folder if isinstance(run, Run) else Path(run), known)
+    return Verified(found.folder, found.checks, found.unchecked)
 
 
 # --- comparisons

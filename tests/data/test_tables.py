@@ -424,7 +424,7 @@ def test_gaps_take_the_median_of_the_client_alone(tmp_path):
     assert days == [2, 31, 16.5, 730, 729]
     assert data.features[:, 1:3].tolist() == [[1, 0], [0, 1], [0, 1], [0, 1], [1, 0]]
     assert data.scaling["fills"][:, 0].tolist() == [40, 0, 0]
-    assert "1 rows without a target dropped" in data.notes
+    assert "1 row without a target dropped" in data.notes
     assert "gaps in 4 rows filled with the median of the client's rows" in data.notes
 
 

@@ -214,7 +214,7 @@ def test_posts_with_tags_in_parquet(tmp_path: Path) -> None:
         [0, 1, 0],
     )
     assert data.source_split.tolist() == [0, 0, 1]
-    assert "1 rows without a known tag left out" in data.notes
+    assert "1 row without a known tag left out" in data.notes
     assert data.assumed == ()
 
 

@@ -143,7 +143,7 @@ def check_train(data) -> None:
     np.testing.assert_allclose(data.features.toarray(), expected, rtol=1e-6)
     assert data.targets.tolist() == [1, 0, 2]
     assert (data.spec.task, data.spec.outputs, data.source_split) == ("multiclass", 3, None)
-    assert "1 rows without a known tag left out" in data.notes
+    assert "1 row without a known tag left out" in data.notes
 
 
 def check_both(data) -> None:

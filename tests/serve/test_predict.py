@@ -456,4 +456,4 @@ def test_a_row_with_a_gap_that_nothing_fills_has_no_prediction(place, tmp_path):
     (tmp_path / "gap.csv").write_text("id,a,b\nc1,1,2\nc2,,3\nc3,2,3\n")
     found = predict_run(place / "units", str(tmp_path / "gap.csv"))
     assert [one is None for one in found.table()["prediction"].to_pylist()] == [False, True, False]
-    assert any("1 rows have no prediction" in note for note in found.notes)
+    assert any("1 row without a prediction" in note for note in found.notes)

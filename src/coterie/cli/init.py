@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.options import JSON, Commands, aligned, check_file, command
-from coterie.core.suggest import did_you_mean
+from coterie.core.suggest import counted, did_you_mean
 
 if TYPE_CHECKING:
     from coterie.data.inspect import Look, Overrides, Proposal
@@ -149,11 +149,7 @@ def _input(question: str) -> str:
 
 
 def _show(path: Path, proposal: "Proposal") -> None:
-    rows, clients = (
-        f"{count:,} {noun}{'' if count == 1 else 's'}"
-        for noun, count in (("row", proposal.rows), ("client", proposal.clients))
-    )
-    print(f"{path}: {rows} of {clients}\n")
+    print(f"{path}: {counted(proposal.rows, 'row')} of {counted(proposal.clients, 'client')}\n")
     for line in aligned([*proposal.columns.items()]):
         print(f"  {line}")
     problems = (*proposal.blocking, *proposal.problems)

@@ -1,4 +1,4 @@
-"""Suggestions for names that are misspelt."""
+"""Parts of messages: suggestions for names that are misspelt, and counts."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -28,3 +28,12 @@ def hint(word: str, known: Iterable[str]) -> str:
     """
     near = closest(word, known)
     return f" (did you mean {near!r}?)" if near else ""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "row"), counted(1200, "row")
+    ('1 row', '1,200 rows')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.core.suggest import counted
 from coterie.data.config import Source
 from coterie.data.federated import (
     ClientArrays,
@@ -672,13 +673,13 @@ def _split(table: Table, batch: Batch) -> NDArray[np.int8]:
 
 def _notes(table: Table, source: Source, survey: _Counts) -> Iterator[str]:
     if survey.lost:
-        yield f"{survey.lost} rows {table.lost} left out"
+        yield f"{counted(survey.lost, 'row')} {table.lost} left out"
     if survey.dropped:
         why = "without a target" if source.fills else "with gaps"
-        yield f"{survey.dropped} rows {why} dropped"
+        yield f"{counted(survey.dropped, 'row')} {why} dropped"
     if survey.filled:
         by = "a constant" if source.missing == "constant" else "the median of the client's rows"
-        yield f"gaps in {survey.filled} rows filled with {by}"
+        yield f"gaps in {counted(survey.filled, 'row')} filled with {by}"
     if source.centers or source.scales:
         named = sorted({*source.centers, *source.scales})
         yield f"declared center and scale applied to {', '.join(named)}"

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from coterie.core.suggest import did_you_mean
+from coterie.core.suggest import counted, did_you_mean
 from coterie.data.cells import (
     ISO,
     OTHER,
@@ -1054,10 +1054,10 @@ def _client_problems(
             found.append(f"{several}: it may be an id of rows, not a client")
     few = sum(count < FEW_ROWS for count in column.plain.values())
     if few and not blocking:
-        text = f"{_many(few, 'client')} with fewer than {FEW_ROWS} rows: little to learn from"
+        text = f"{counted(few, 'client')} with fewer than {FEW_ROWS} rows: little to learn from"
         found.append(text)
     if rows < column.rows:
-        lost = _many(column.rows - rows, "row")
+        lost = counted(column.rows - rows, "row")
         found.append(f"{lost} without a client: left out of training")
     return blocking, [*found, *_twins(column.plain)]
 
@@ -1070,10 +1070,6 @@ def _twins(names: Mapping[str, int]) -> Iterator[str]:
         if twin != name:
             yield f"clients {twin!r} and {name!r} are two clients: give one name if they are one"
             return
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _problems(
@@ -1110,7 +1106,7 @@ def _remedy(column: Facts) -> str:
 
 def _target_problems(target: Facts, options: Mapping[str, Any]) -> Iterator[str]:
     if target.gaps:
-        yield f"{_many(target.gaps, 'row')} without a target: left out of training"
+        yield f"{counted(target.gaps, 'row')} without a target: left out of training"
     classes = options.get("classes", ())
     if none := [name for name in classes if name.title() == _NONE]:
         yield (
@@ -1161,7 +1157,7 @@ def _gap_problems(used: Sequence[Facts], target: Facts | None) -> Iterator[str]:
 
 def _text(column: Facts) -> str:
     if column.kind == "category":
-        return f"{_many(len(_levels(column)) - 1, 'level')}, and other"
+        return f"{counted(len(_levels(column)) - 1, 'level')}, and other"
     if column.kind == "date":
         first, last = _ends(column)
         return f"date, from {first.year} to {last.year}"

@@ -406,7 +406,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             )
         warnings.warn(
             f"clients {named} did not take part in training: the shared model predicts their rows; "
-            "call onboard with their rows for models of their own",
+            f"call onboard with their rows for models of their own. {_SPLIT}",
             NewClientWarning,
             stacklevel=_CALLER + 3,
         )

@@ -20,6 +20,7 @@ from torch import Tensor
 from coterie.core.config import ConfigError
 from coterie.core.files import explain_damage, how_to_resume
 from coterie.core.rng import Rng
+from coterie.core.suggest import counted
 from coterie.core.tree import Tree, stack, take
 from coterie.data.config import DAMAGED, DataConfig
 from coterie.data.datasets import NAMES
@@ -214,7 +215,8 @@ def _notes(
         return
     how = "predicted by the shared model"
     if (lost & strange).any():
-        how = f"{int((lost & strange).sum())} rows without a prediction: there is no model for them"
+        rows = counted(int((lost & strange).sum()), "row")
+        how = f"{rows} without a prediction: there is no model for them"
     if nobody := int(data.counts[data.names.index(NOBODY)]) if NOBODY in unknown else 0:
         yield f"{nobody} row{'s name' if nobody > 1 else ' names'} no client: {how}"
     if named := [name for name in unknown if name != NOBODY]:
@@ -229,7 +231,7 @@ def _notes(
 def _gap_note(missing: str, rows: int) -> Iterator[str]:
     if rows:
         yield (
-            f"{rows} rows have no prediction: they have gaps, which models that were trained with "
+            f"{counted(rows, 'row')} without a prediction: gaps, which models trained with "
             f'missing = "{missing}" do not fill; train with --missing client-median'
         )
 
