@@ -343,3 +343,17 @@ def test_units_with_digits_and_signs(tmp_path):
     found = inspect(written(tmp_path / "t.csv", columns), client="h", target="y")
     assert found.source.units == {name: unit.lower() for name, unit in units.items()}
     assert load(tmp_path / "t.csv", found.source).features.isfinite().all()
+
+
+def test_values_far_out_are_told(tmp_path):
+    columns = {
+        "y": lambda at: 8_888_888 if at % 100 == 7 else at * 7 % 50,
+        "income": lambda at: "1e300" if at % 50 == 3 else 1000 + at * 13 % 997,
+        "days": lambda at: 9_999_999 if at % 60 == 3 else at * 11 % 83,
+    }
+    found = inspect(written(tmp_path / "t.csv", columns), client="h", target="y")
+    assert found.source.gaps == {"days": ("9999999",)}
+    far = [text for text in found.problems if "lie outside" in text]
+    assert len(far) == 2
+    assert "the target 'y': 1.00% of the values lie outside 0 to 49" in far[0]
+    assert "column 'income': 2.00% of the values" in far[1] and "such as 1e+300: cut" in far[1]

@@ -72,7 +72,7 @@ _TYPED = 0.9  # share of numbers, or of dates, from which a column is one of the
 _NONE, _OFTEN = "None", 0.05  # a level if this share of the rows has it, else a gap
 _HINTED, _MOSTLY = 0.1, 0.4  # shares of them in its first rows below which a column is none
 _SEEN = 20_000  # rows from which the larger of both holds
-_CODES = (-9.0, -99.0, -999.0, -9999.0, -99999.0, 99.0, 999.0, 9999.0, 99999.0, 999999.0)
+_CODES = (-9.0, *(sign * (10.0**digits - 1) for digits in range(2, 10) for sign in (-1, 1)))
 _CODED_DATES = (
     *("0001-01-01", "1111-11-11", "1800-01-01", "1899-12-30", "1899-12-31", "1900-01-01"),
     *("1970-01-01", "2099-12-31", "2999-12-31", "9999-12-31"),
@@ -1086,6 +1086,8 @@ def _problems(
         yield f"column {name!r} is left out: {reason}{_remedy(columns[name])}"
     for column in used:
         yield from _column_problems(column)
+        if found := _outside(column):
+            yield f"column {column.name!r}: {found}: cut to this range"
     if options["decimal_commas"]:
         yield f"numbers are read with a decimal comma in {', '.join(options['decimal_commas'])}"
     for name, unit in options["units"].items():
@@ -1107,6 +1109,11 @@ def _remedy(column: Facts) -> str:
 def _target_problems(target: Facts, options: Mapping[str, Any]) -> Iterator[str]:
     if target.gaps:
         yield f"{counted(target.gaps, 'row')} without a target: left out of training"
+    if options["task"] == "regression" and (found := _outside(target)):
+        yield (
+            f"the target {target.name!r}: {found}: read as they are; correct them, or list them in "
+            "the plan, under data.source.gaps"
+        )
     classes = options.get("classes", ())
     if none := [name for name in classes if name.title() == _NONE]:
         yield (
@@ -1118,6 +1125,19 @@ def _target_problems(target: Facts, options: Mapping[str, Any]) -> Iterator[str]
             f"the target {target.name!r} is read as {len(classes)} classes; to predict it as a "
             "number, give --task regression"
         )
+
+
+def _outside(column: Facts) -> str:
+    """Return which numbers lie far out of a column's range; "" if none does."""
+    if column.kind != "number" or not len(column.numbers):
+        return ""
+    low, high = column.range
+    far = column.numbers[(column.numbers < low) | (column.numbers > high)]
+    if not len(far):
+        return ""
+    share = max(0.0001, len(far) / len(column.numbers))
+    example = far[np.abs(far).argmax()]
+    return f"{share:.2%} of the values lie outside {low:g} to {high:g}, such as {example:g}"
 
 
 def _column_problems(column: Facts) -> Iterator[str]:
