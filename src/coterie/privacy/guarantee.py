@@ -31,7 +31,7 @@ Texts are rendered from numbers, and never parsed. This module never imports tor
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from itertools import groupby
@@ -503,7 +503,7 @@ def state(
         f"Not covered: {_uncovered(guarantee, server)}{_RESULTS}",
     ]
     if guarantee.assumed:
-        lines.append(f"Assumed public: {'; '.join(guarantee.assumed)}.")
+        lines.append(f"Assumed public: {'; '.join(_grouped(guarantee.assumed))}.")
     if spent == math.inf:
         # Under Wishart noise a larger delta may still have an epsilon; without noise none has.
         finite = own and guarantee.delta_at(1e9) < 1
@@ -514,6 +514,20 @@ def state(
     if guarantee.claimed_epsilon is not None:
         lines.insert(0, _compare_claim(guarantee, guarantee.claimed_epsilon))
     return lines
+
+
+def _grouped(assumed: Sequence[str]) -> Iterator[str]:
+    """Yield what is assumed, with what is said of several facts said once.
+
+    >>> list(_grouped(["levels of a read off the rows", "b", "task of y read off the rows"]))
+    ['levels of a; task of y (read off the rows)', 'b']
+    """
+    facts: dict[str, list[str]] = {}
+    for text in assumed:
+        fact, mark, rest = text.partition(" read off ")
+        facts.setdefault(f"{mark}{rest}", []).append(fact)
+    for tail, heads in facts.items():
+        yield "; ".join(heads) + (f" ({tail.strip()})" if tail else "")
 
 
 def protected(guarantee: Guarantee) -> str:
