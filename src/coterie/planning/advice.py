@@ -544,14 +544,14 @@ def format_count(number: float) -> str:
 
 
 def describe_error(error: float) -> str:
-    """Return what the relative error of a released mean implies.
+    """Return what the relative error of a released mean implies: the clip bounds every signal.
 
     >>> describe_error(0.1), describe_error(33.0)
-    ('negligible', 'larger than the signal')
+    ('negligible', 'larger than any signal')
     """
     if error <= ERROR:
         return "negligible"
-    return "noticeable, but smaller than the signal" if error <= 1 else "larger than the signal"
+    return "noticeable" if error <= 1 else "larger than any signal"
 
 
 @dataclass(frozen=True, kw_only=True)
