@@ -334,6 +334,10 @@ def test_strangers_are_refused_or_take_the_shared_model(place, tmp_path, capsys)
     assert np.array(found["model"].to_pylist())[mine].tolist() == ["shared"] * ROWS
     wanted = 2 + 3 * (x @ weight + bias)
     np.testing.assert_allclose(np.array(found["prediction"])[mine], wanted[mine], rtol=1e-4)
+    upper = rows.set_column(0, "id", pa.array([name.upper() for name in names]))
+    csv.write_csv(upper, tmp_path / "upper.csv")
+    notes = predict_run(tmp_path / "fedavg", str(tmp_path / "upper.csv")).notes
+    assert any("; did you mean 'c" in note for note in notes)
     # local training shares nothing, and scaled rows need rows of one's own: no prediction
     for folder in (place / "units", place / "scaled"):
         assert main(["predict", str(folder), *more]) == 0

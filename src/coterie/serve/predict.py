@@ -141,7 +141,7 @@ def predict_run(
         if unknown and lost.all():
             raise ValueError(_unknown(folder, unknown, sorted(known)))
         deviations = _std(folder, run_plan, data, kept, memory) if std else None
-        notes = tuple(_notes(run_plan, data, unknown, lost))
+        notes = tuple(_notes(run_plan, data, unknown, lost, known))
         return Predictions(info, rows, outputs, deviations, unknown, (*rows.notes, *notes))
 
 
@@ -205,7 +205,11 @@ def _lost(data: FederatedDataset, outputs: Tensor) -> NDArray[np.bool_]:
 
 
 def _notes(
-    run_plan: Plan, data: FederatedDataset, unknown: Sequence[str], lost: NDArray[np.bool_]
+    run_plan: Plan,
+    data: FederatedDataset,
+    unknown: Sequence[str],
+    lost: NDArray[np.bool_],
+    known: Sequence[str],
 ) -> Iterator[str]:
     """Yield which rows have no prediction, and who was predicted by the shared model."""
     strange = np.isin(np.array(data.names, dtype=object), np.array(unknown, dtype=object))
@@ -221,10 +225,11 @@ def _notes(
         yield f"{nobody} row{'s name' if nobody > 1 else ' names'} no client: {how}"
     if named := [name for name in unknown if name != NOBODY]:
         listed = ", ".join(named[:5]) + (", ..." if len(named) > 5 else "")
-        count = "1 client" if len(named) == 1 else f"{len(named)} clients"
+        written = {name.casefold(): name for name in known}
+        twin = next(filter(None, (written.get(name.casefold()) for name in named)), None)
         yield (
-            f"the run does not know {count} ({listed}), {how}; coterie onboard makes their own "
-            "models"
+            f"the run does not know {counted(len(named), 'client')} ({listed}), {how}; coterie "
+            f"onboard makes their own models{f'; did you mean {twin!r}?' if twin else ''}"
         )
 
 
