@@ -2,9 +2,9 @@
 
     python benchmarks/papers_mpmtl.py [PART ...] [--seeds 3] [--quick] [--out FOLDER]
 
-Parts: fig2 .. fig8; all by default. Each writes a CSV and an SVG to docs/papers/mpmtl. A part that
-was interrupted goes on where it stood (`*.csv.part`). `--quick` takes one seed and thin grids, and
-writes to a temporary folder.
+Parts: algorithm1, fig2 .. fig8; all by default. Each writes a CSV and, but for the first, an SVG to
+docs/papers/mpmtl. A part that was interrupted goes on where it stood (`*.csv.part`). `--quick`
+takes one seed and thin grids, and writes to a temporary folder.
 
 Every figure has a line for the algorithm as published: 2 (low-rank) or 3 (group-sparse), Wishart
 noise of s = 2K, budgets composed by formula (7). Its epsilon is a claim, NOT A GUARANTEE: no
@@ -113,6 +113,65 @@ def scored(setting, name, epsilon, given):
     """Return the columns of a row: the setting, and the errors of the seeds."""
     values = [error(setting, name, epsilon, seed) for seed in range(given.seeds)]
     return {"setting": words(setting)} | mpmtl.summary(values)
+
+
+# ---- Algorithm 1: both matrices ------------------------------------------------------------------
+
+
+def task_matrix(lam, epsilon, seed):
+    """Return the test nMSE of Algorithm 1 with W^T W, a curator's simulation."""
+    train, test = federation(LOW, seed)
+    plan = MPMTL.published(
+        1, matrix="tasks", epsilon=epsilon, delta=mpmtl.usual_delta(len(train)), clip=32.0,
+        lam=lam * 32, rounds=200, seed=seed,
+    )  # fmt: skip
+    return evaluate(plan.method.model, simulate(plan, train).rows, test).value
+
+
+def impossible(clients, draws, features=5, epsilon=1.0, seed=0):
+    """Return how often W^T W + noise is impossible without a client, and how often with it.
+
+    Models have norm K = 1, s = K^2. Noise is positive definite, so an output less the products of
+    the other hypothesis that is not positive definite cannot come from it: a lower bound on delta
+    at any epsilon, of this one matrix.
+    """
+    rng, found = np.random.default_rng(seed), np.zeros((draws, 2))
+    for at in range(draws):
+        W = rng.standard_normal((clients, features))
+        W /= np.linalg.norm(W, axis=1, keepdims=True)
+        without = W.copy()
+        without[0] = 0
+        change = W @ W.T - without @ without.T
+        vectors = rng.standard_normal((clients + 1, clients)) * math.sqrt(1 / (2 * epsilon))
+        noise = vectors.T @ vectors
+        found[at] = [np.linalg.eigvalsh(noise + sign * change)[0] < 0 for sign in (1, -1)]
+    return found.mean(axis=0)
+
+
+def algorithm1(given):
+    """Algorithm 1 with W W^T and with W^T W, and what the noise on W^T W reveals."""
+    table = Table(given, "algorithm1", ["line", "epsilon"])
+    lams = [0.01] if given.quick else [1e-4, 1e-3, 3e-3, 0.01, 0.03]
+    steps = {"clip": [32.0], "rounds": [20 if given.quick else 200], "acceleration": ["on"]}
+    grid = published(lam=lams, **steps, spend=[Power(0.4)])
+    grid = [setting | {"noise": PublishedWishart("K^2")} for setting in grid]
+    for epsilon in EPSILONS:
+        table.row(("W W^T", epsilon), lambda e=epsilon: scored(
+            choose(grid, LOW, e, given), LOW, e, given))  # fmt: skip
+
+        def row(epsilon=epsilon):
+            best = min(lams, key=lambda lam: task_matrix(lam, epsilon, CHOOSING))
+            values = [task_matrix(best, epsilon, seed) for seed in range(given.seeds)]
+            return {"setting": f"lam={best}"} | mpmtl.summary(values)
+
+        table.row(("W^T W", epsilon), row)
+    table.finish()
+    table = Table(given, "algorithm1-matrix", ["clients"])
+    for clients in (10, 20, 40):
+        table.row((clients,), lambda m=clients: dict(zip(
+            ("impossible_without", "impossible_with"),
+            impossible(m, 200 if given.quick else 4000), strict=True)))  # fmt: skip
+    table.finish()
 
 
 # ---- Figure 2: one outlier -----------------------------------------------------------------------
@@ -445,8 +504,10 @@ def fig8(given):
     frontier_plot(table.finish(), {"school": "School"}, given.out / "fig8.svg")
 
 
-PARTS = {"fig2": fig2, "fig3": fig3, "fig4": fig4, "fig5": fig5, "fig6": fig6, "fig7": fig7,
-         "fig8": fig8}  # fmt: skip
+PARTS = {
+    "algorithm1": algorithm1, "fig2": fig2, "fig3": fig3, "fig4": fig4, "fig5": fig5, "fig6": fig6,
+    "fig7": fig7, "fig8": fig8,
+}  # fmt: skip
 
 
 def main():

@@ -55,6 +55,8 @@ def test_incomplete_items_are_refused() -> None:
         Item(paper="x", item="Figure 1", kind="figure", about="", status="differs")
     with pytest.raises(ValueError, match="needs published and ours"):
         Item(paper="x", item="Figure 1", kind="figure", about="", status="reproduced")
+    with pytest.raises(ValueError, match="it is reproduced, or differs"):
+        Item(paper="x", item="Figure 1", kind="figure", about="", status="runs", published="1")
     with pytest.raises(ValueError, match="kind = 'plot'"):
         Item(paper="x", item="Figure 1", kind="plot", about="", status="runs")  # type: ignore
 
@@ -148,6 +150,22 @@ def test_as_published_names_what_is_missing(capsys: pytest.CaptureFixture[str]) 
     assert "dpfedmtl, mpmtl, mtlsvm, pmtl" in capsys.readouterr().err
 
 
+def test_algorithm_1_with_the_other_matrix_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The published plan brings a method of its own, whatever --method says."""
+    monkeypatch.chdir(tmp_path)
+    text = "algorithm=1,matrix=tasks,epsilon=1,delta=0.001,clip=4,lam=0.1,rounds=3"
+    run = ["run", "--data", "mpmtl:low_rank", "--option", "clients=12", "--method", "mpmtl"]
+    flags = ["--as-published", text, "--simulation-seed", "0", "--no-local"]
+    assert main([*run, *flags, "--out", "here"]) == 0
+    shown = capsys.readouterr().out
+    assert "mpmtl_tasks" in shown and "NOT PRIVATE" in shown
+    assert "As published; not a guarantee" in shown
+    result = json.loads((tmp_path / "here" / "result.json").read_text("utf-8"))
+    assert result["method"] == "mpmtl_tasks" and "every model" in result["caveats"][0]
+
+
 def test_published_plans_say_that_they_are_no_guarantee() -> None:
     given = {"epsilon": 1.0, "delta": 1e-3, "clip": 2.0, "lam": 0.1}
     plans = [
@@ -155,6 +173,7 @@ def test_published_plans_say_that_they_are_no_guarantee() -> None:
         ct.DPFedMTL.published(cohort=3, rounds=2, sigma=0.65, every_step=50),
         ct.MTLSVM.published(),
         ct.MTLSVM.published(update="add", mask="paper"),
+        ct.MPMTL.published(1, matrix="tasks", rounds=2, **given),  # type: ignore[arg-type]
     ]
     for plan in plans:
         (first, *_) = plan.method.notes(private=plan.private).caveats

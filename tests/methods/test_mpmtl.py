@@ -22,6 +22,7 @@ from coterie.planning.plan import Plan, Privacy
 from coterie.planning.rules import resolve
 from coterie.privacy.calibrate import Geometric, Power, Theorem
 from coterie.privacy.noise import LaplaceNoise, PublishedWishart, WishartNoise
+from coterie.privacy.published import published_composition
 from coterie.privacy.sampling import Poisson
 from coterie.solvers.multitask import fit_multitask
 from coterie.solvers.structured import OwnUnits
@@ -566,6 +567,108 @@ def test_published_algorithms_run_and_state_what_is_true(algorithm):
     assert bool(weights(outcome).isfinite().all())
     features = data.spec.features
     assert all(post.value["moment"].shape == (features, features) for post in outcome.posts)
+
+
+@pytest.mark.parametrize(("acceleration", "mu"), [("off", 0.0), ("on", 1e-3), ("strong", 1e-3)])
+@pytest.mark.parametrize("task", ["regression", "binary"])
+def test_published_plans_run_with_any_steps(task, acceleration, mu):
+    """The shape of the budget is there without `resolve`, and is that of Theorem 6 for the task."""
+    data = unit_clients(task, clients=20)
+    plan = MPMTL.published(
+        2, epsilon=2.0, delta=1e-4, clip=4.0, rounds=3, lam=0.1, task=task, mu=mu,
+        acceleration=acceleration,
+    )  # fmt: skip
+    assert bool(weights(simulate(replace(plan, simulation_seed=0), data)).isfinite().all())
+    theorem = replace(plan, privacy=replace(plan.privacy, spend=Theorem()))
+    assert resolve(theorem, data.spec).privacy.spend == plan.privacy.spend
+
+
+# --- Algorithm 1 with W^T W: a curator's simulation
+
+
+def tasks(data, epsilon, *, rounds=1, lam=0.1, clip=100.0, **settings):
+    plan = MPMTL.published(
+        1, matrix="tasks", epsilon=epsilon, delta=1e-3, clip=clip, rounds=rounds, lam=lam,
+        **settings,
+    )  # fmt: skip
+    return simulate(plan, data)
+
+
+def test_the_task_matrix_without_noise_is_the_proximal_operator():
+    data, lam = unit_clients(), 1.7
+    start = weights(run(Single(model=PLAIN), data)).numpy()
+    W = cvxpy.Variable(start.shape)
+    cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(W - start) / 2 + lam * cvxpy.normNuc(W))).solve(
+        solver="CLARABEL"
+    )
+    found = weights(tasks(data, 1e15, lam=lam)).numpy()
+    np.testing.assert_allclose(found, W.value, atol=2e-5)
+
+
+@pytest.mark.parametrize(("acceleration", "mu"), [("off", 0.0), ("on", 0.0), ("strong", 0.05)])
+@pytest.mark.parametrize("task", ["regression", "binary"])
+def test_both_matrices_take_the_same_steps_without_noise(task, acceleration, mu):
+    data = unit_clients(task)
+    settings = {"acceleration": acceleration, "mu": mu}
+    method = MPMTL(
+        model=PLAIN, solver="steps", clip_own=True, lam=0.1, lam_scale="absolute", lift_by=0.0,
+        **settings,
+    )  # fmt: skip
+    given = Privacy(noise_multiplier=1e-5, delta=1e-3, clip=0.3)
+    plan = Plan(method=method, privacy=given, rounds=6, simulation_seed=0)
+    found = weights(tasks(data, 1e15, rounds=6, clip=0.3, **settings))
+    torch.testing.assert_close(found, weights(simulate(plan, data)), atol=1e-4, rtol=0)
+
+
+def test_much_noise_on_the_task_matrix_leaves_the_clipped_models():
+    data = unit_clients()
+    start = weights(run(Single(model=PLAIN), data))
+    kept = start / (start.norm(dim=1, keepdim=True) / 0.3).clamp_min(1)
+    torch.testing.assert_close(weights(tasks(data, 1e-9, clip=0.3)), kept, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("sensitivity", "s"), [(None, 9.0), ("2K", 6.0)])
+def test_the_task_matrix_has_the_published_noise(sensitivity, s):
+    """Wishart_m(m + 1, s/(2 epsilon) I) on the products, by the same normal numbers, in numpy."""
+    data, lam, epsilon = unit_clients(clients=6), 0.5, 0.7
+    start = weights(run(Single(model=PLAIN), data)).numpy()
+    assert np.linalg.norm(start, axis=1).max() < 3
+    found = weights(tasks(data, epsilon, lam=lam, clip=3.0, sensitivity=sensitivity, seed=4))
+    vectors = Rng.seeded(4).at("W^T W").numpy().standard_normal((7, 6))
+    values, sides = np.linalg.eigh(start @ start.T + s / (2 * epsilon) * vectors.T @ vectors)
+    shrink = np.maximum(0, 1 - lam / np.sqrt(values))
+    expected = sides @ np.diag(shrink) @ sides.T @ start
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+
+
+def test_the_task_matrix_is_not_private_and_states_it():
+    data = unit_clients()
+    plan = MPMTL.published(1, matrix="tasks", epsilon=2.0, delta=1e-3, clip=1.0, rounds=3, lam=0.1)
+    outcome = simulate(plan, data)
+    assert outcome.guarantee.epsilon == math.inf and "NOT PRIVATE" in outcome.guarantee.statement()
+    (caveat,) = plan.method.notes(private=False).caveats
+    assert "As published; not a guarantee" in caveat and "every model" in caveat
+    assert published_composition(plan.method.budgets, 1e-3) == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="not private"):
+        replace(plan, privacy=Privacy(epsilon=1.0)).guarantee(12)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"algorithm": 2}, "published for algorithm 1 only"),
+        ({"matrix": "W^T W"}, "expected features .W W.T. or tasks"),
+        ({"rounds": 0}, "rounds = 0"),
+        ({"delta": 1.0}, "delta = 1.0"),
+        ({"epsilon": math.inf}, "epsilon = inf"),
+        ({"sensitivity": "K"}, "width = 'K'"),
+        ({"clip": 0.0}, "clip = 0.0"),
+    ],
+)
+def test_task_matrices_that_were_not_published_are_refused(given, told):
+    usual = {"algorithm": 1, "matrix": "tasks", "epsilon": 1.0, "delta": 1e-3, "clip": 1.0}
+    with pytest.raises(ValueError, match=told):
+        MPMTL.published(**{**usual, "lam": 0.1, **given})
 
 
 def test_algorithm_3_uses_the_diagonal_of_what_algorithm_2_releases():

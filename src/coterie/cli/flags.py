@@ -82,8 +82,10 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
     table.pop("charged", None)  # of the run that was chosen: another one is not
     _check_tables(table)
     method, privacy = table.setdefault("method", {}), table.setdefault("privacy", {})
-    if arguments.method is not None and method.get("kind") != arguments.method:
-        table["method"] = method = {"kind": arguments.method}
+    # A published plan has its method already: Algorithm 1 of mpmtl with W^T W is another one.
+    named = None if getattr(arguments, "as_published", None) is not None else arguments.method
+    if named is not None and method.get("kind") != named:
+        table["method"] = method = {"kind": named}
     if arguments.model is not None:
         named = {"kind": "module", "make": arguments.model}
         method["model"] = named if ":" in arguments.model else {"kind": arguments.model}

@@ -73,6 +73,7 @@ def _lines(item: "Item") -> list[str]:
         ("here", item.where),
         ("published", item.published),
         ("ours", item.ours),
+        ("how close", item.tolerance),
         ("why", item.why),
         ("run", item.command),
     ):

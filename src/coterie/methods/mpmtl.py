@@ -44,7 +44,16 @@ from torch import Tensor
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, to, where_rows
 from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Baselines, Post, Rounds, Shape, check_numbers, register
+from coterie.methods.base import (
+    Baselines,
+    Notes,
+    Post,
+    Rounds,
+    Shape,
+    Silent,
+    check_numbers,
+    register,
+)
 from coterie.methods.baselines import MTL, InOwnUnits, Single, usual_lam
 from coterie.models import Linear, Model
 from coterie.solvers.structured import Lift, OwnUnits, Spectrum, apply, lift
@@ -126,7 +135,7 @@ class MPMTL(SecondMoment):
     whole: bool = False
 
     @classmethod
-    def published(
+    def published(  # noqa: PLR0913 - the settings of the paper's algorithms
         cls,
         algorithm: Literal[1, 2, 3] = 2,
         *,
@@ -136,6 +145,8 @@ class MPMTL(SecondMoment):
         rounds: int = 1,
         lam: float,
         sensitivity: Literal["2K", "K^2"] | None = None,
+        matrix: Literal["features", "tasks"] = "features",
+        task: Literal["regression", "binary"] = "regression",
         **settings: Any,
     ) -> "Plan":
         """Return the plan of one of the paper's algorithms: a reproduction, NOT A GUARANTEE.
@@ -143,14 +154,25 @@ class MPMTL(SecondMoment):
         Algorithm 1 is the framework with Sigma = W W^T, here with exact solves; 2 is low-rank, 3 is
         group-sparse, whose noise falls on the whole of Sigma. The noise is the published Wishart
         noise of `sensitivity` 2K (Algorithms 2 and 3) or K^2 (Algorithm 1), K the `clip`, the
-        budget is spent by Theorem 6 and composed by formula (7). The report shows what is claimed
-        beside the true delta. `settings` are those of the method (acceleration, mu, ...).
+        budget is spent by Theorem 6 (with mu > 0 it depends on the `task` of the data) and composed
+        by formula (7). The report shows what is claimed beside the true delta. `settings` are those
+        of the method (acceleration, mu, ...).
+
+        `matrix = "tasks"` is Algorithm 1 with Sigma = W^T W: a simulation of the paper's curator,
+        who has every model (`TaskMatrix`); `settings` are those of that method.
         """
         from coterie.planning.plan import Plan, Privacy
         from coterie.privacy.noise import PublishedWishart
 
         if algorithm not in (1, 2, 3):
             raise ValueError(f"algorithm = {algorithm}: expected 1, 2 or 3")
+        if matrix not in ("features", "tasks"):
+            raise ValueError(f"matrix = {matrix!r}: expected features (W W^T) or tasks (W^T W)")
+        if matrix == "tasks":
+            if algorithm != 1:
+                raise ValueError('matrix = "tasks" (W^T W) is published for algorithm 1 only')
+            tasks = TaskMatrix(clip=clip, lam=lam, width=sensitivity or "K^2", **settings)
+            return tasks.plan(epsilon, delta, rounds, binary=task == "binary")
         usual: dict[str, Any] = {
             "model": Linear(bias=False), "lam_scale": "absolute", "lam": lam, "lift_by": 0.0
         }  # fmt: skip
@@ -160,18 +182,18 @@ class MPMTL(SecondMoment):
             usual |= {"structure": "group_sparse", "whole": True}
         noise = PublishedWishart(sensitivity or ("K^2" if algorithm == 1 else "2K"))
         method = cls(**{**usual, **settings})
-        privacy = Privacy(
-            epsilon=epsilon, delta=delta, clip=clip, noise=noise, spend=method._published_spend()
-        )
+        spend = method.published_spend(task == "binary")
+        privacy = Privacy(epsilon=epsilon, delta=delta, clip=clip, noise=noise, spend=spend)
         return Plan(method=method, privacy=privacy, rounds=rounds)
 
-    def _published_spend(self) -> "Spending":
-        """Return the budget over steps by Theorem 6; with mu it depends on the task of the data."""
-        from coterie.privacy.calibrate import Even, Power, Theorem
+    def published_spend(self, binary: bool) -> "Spending":
+        """Return the budget over steps by Theorem 6; even for solves."""
+        from coterie.privacy.calibrate import Even, Geometric, Power
 
-        if self.solver == "solve":
+        if (found := self._theorem_6(binary)) is None:
             return Even()
-        return Theorem() if self.mu else Power(0.4 if self.acceleration == "on" else 0.0)
+        kind, number = found
+        return Power(number) if kind == "power" else Geometric(number)
 
     @property
     def shape(self) -> Shape:
@@ -399,6 +421,116 @@ def _state(model: Tensor, last: Tensor, own: Tensor) -> Tree:
 def _join(model: Tensor, own: Tensor) -> Tensor:
     """Add the own part to a model's weights; the level stays."""
     return model + torch.nn.functional.pad(own, (0, 1))
+
+
+@register("mpmtl_tasks", releases="everything: a curator has every model")
+@dataclass(frozen=True, kw_only=True)
+class TaskMatrix(InOwnUnits, Silent):
+    """MP-MTL through the products between clients' models (W^T W), as published: not private.
+
+    Algorithm 1 of Liang et al. is also published with the clients x clients matrix Sigma = W^T W.
+    Shrinking the eigenvalues l of Sigma + noise, with vectors V,
+
+        W <- W V diag(max(0, 1 - eta lam/sqrt(l))) V^T,
+
+    is without noise the step that `mpmtl` takes through W W^T. But this map mixes clients: each
+    one's model is computed from all others' models, which have no noise. So a curator must hold
+    every model, as in the paper, and no epsilon holds against any client. This simulates the
+    curator, to compare the accuracy; `MPMTL.published(1, matrix="tasks")` sets it up.
+
+    Attributes:
+        lam: Strength of the penalty, as published.
+        clip: K, the norm that models are clipped to.
+        width: s of the published noise Wishart_m(m + 1, s/(2 epsilon_t) I): "K^2" or "2K".
+        budgets: epsilon_t, one number per iteration.
+        acceleration: "off", "on", or "strong" (for mu > 0), as in `mpmtl`.
+        mu: Adds mu/2 |w|^2 to every client's loss.
+        seed: Of the noise; it protects nobody.
+    """
+
+    shape = Shape.POOLED
+    model: Model = field(default_factory=lambda: Linear(bias=False))
+    lam: float = 0.1
+    clip: float = 1.0
+    width: Literal["2K", "K^2"] = "K^2"
+    budgets: tuple[float, ...] = (1.0,)
+    acceleration: Literal["off", "on", "strong"] = "on"
+    mu: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, clip="> 0")
+        if not self.budgets or not all(0 < one < math.inf for one in self.budgets):
+            raise ValueError(f"budgets = {self.budgets}: expected one positive number or more")
+        if self.width not in ("2K", "K^2"):
+            raise ValueError(f"width = {self.width!r}: expected 2K or K^2")
+        self.steps()
+
+    def steps(self) -> MPMTL:
+        """Return the steps between two uses of the matrix: those of Algorithm 2."""
+        return MPMTL(
+            model=self.model, solver="steps", lam=self.lam, lam_scale="absolute", mu=self.mu,
+            acceleration=self.acceleration,
+        )  # fmt: skip
+
+    def plan(self, epsilon: float, delta: float, rounds: int, *, binary: bool) -> "Plan":
+        """Return the plan with the published budgets of so many iterations."""
+        from coterie.planning.plan import Plan, Privacy
+        from coterie.privacy.published import published_spending
+
+        if type(rounds) is not int or rounds < 1 or not 0 <= delta < 1:
+            raise ValueError(
+                f"rounds = {rounds}, delta = {delta}: expected a whole number of at least 1, and a "
+                "number from 0 to below 1"
+            )
+        weights = self.steps().published_spend(binary).weights(rounds)
+        method = replace(self, budgets=published_spending(epsilon, delta, weights))
+        return Plan(method=method, privacy=Privacy(epsilon=math.inf), rounds=1)
+
+    def notes(self, *, private: bool = True, **_: Any) -> Notes:
+        """Return that nothing is protected."""
+        spent, rounds = math.fsum(self.budgets), len(self.budgets)
+        return Notes(caveats=(
+            "As published; not a guarantee: a curator has every model, and each client's model is "
+            "computed from all others' models, on which there is no noise. The paper's noise is on "
+            f"the matrix W^T W only, with epsilons of {spent:.4g} in sum over {rounds} iterations "
+            "(less by the paper's composition).",
+        ))  # fmt: skip
+
+    def check(self, spec: Spec, **given: Any) -> None:
+        """Raise ValueError for other models and tasks, and for matrices that are too large."""
+        super().check(spec, **given)
+        if spec.clients > _MOST_FEATURES:
+            raise ValueError(
+                f"{spec.clients} clients: the matrix has at most {_MOST_FEATURES} rows; use mpmtl"
+            )
+
+    def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
+        """Iterate for all clients together: shrink, step, and make the next matrix."""
+        steps, units = self.steps(), self.units(clients)
+        state = steps._begin(units, steps.init_client_state({}, clients.spec, len(clients)))
+        shrunk, noise = state["model"], Rng.seeded(self.seed).at("W^T W").numpy()
+        for number, budget in enumerate(self.budgets):
+            if number:
+                posts = {"posts": torch.tensor([float(number)])}
+                state = steps._step(posts, units, state, shrunk)
+            shrunk = self._mixed(state["model"], budget, steps._step_size(units), noise)
+        return to(units.model(shrunk[:, :-1], shrunk[:, -1]), clients.device)
+
+    def _mixed(self, model: Tensor, budget: float, eta: float, noise: Any) -> Tensor:
+        """Clip the models, add the published noise to their products, and mix the models."""
+        weight = model[:, :-1]
+        weight = weight / (weight.norm(dim=1, keepdim=True) / self.clip).clamp_min(1)
+        scale = (2 * self.clip if self.width == "2K" else self.clip**2) / (2 * budget)
+        vectors = torch.from_numpy(noise.standard_normal((len(model) + 1, len(model))))
+        noisy = weight @ weight.mT + scale * vectors.mT @ vectors
+        mixed = Spectrum.of(noisy).shrinking(eta * self.lam) @ weight
+        return torch.cat([mixed, model[:, -1:]], dim=1)
+
+    def baselines(self) -> Baselines:
+        """Compare with local fits in the same units."""
+        return Baselines(local=Single(model=self.model))
 
 
 Share = Callable[[Tree, Tensor, float], Tree]

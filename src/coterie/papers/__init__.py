@@ -65,6 +65,8 @@ class Item:
             raise ValueError(f"{place}: status {self.status!r} needs a reason (why)")
         if self.status in ("reproduced", "differs") and not (self.published and self.ours):
             raise ValueError(f"{place}: status {self.status!r} needs published and ours")
+        if self.status == "runs" and self.published:
+            raise ValueError(f"{place}: with a published number it is reproduced, or differs")
         if bool(self.command) != (self.machine != "none"):
             raise ValueError(f"{place}: a command needs a machine, cpu or gpu, and no other item")
 

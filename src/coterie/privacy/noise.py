@@ -393,6 +393,10 @@ class PublishedWishart(Noise):
     shapes: ClassVar[tuple[Shape, ...]] = (Shape.GRAM,)
     sensitivity: Literal["2K", "K^2"] = "2K"
 
+    def __post_init__(self) -> None:
+        if self.sensitivity not in ("2K", "K^2"):
+            raise ValueError(f"sensitivity = {self.sensitivity!r}: expected 2K or K^2")
+
     def _make(self, request: Request) -> tuple[Mechanism, ...]:
         if request.epsilon is None:
             raise ValueError("wishart_paper noise is computed from epsilon: give epsilon")
