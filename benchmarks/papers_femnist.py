@@ -16,7 +16,8 @@ has 205, with cohorts of 100: ours have 51, the same rate. Both papers choose se
 validation accuracy, which no epsilon covers. Every part writes a CSV as it goes. `--quick` is the
 same on `digits`, with a small network and few rounds. `--rounds`, `--only` and `--lams` run a part
 of `tables` and `free`; a released sum of LEAF's network is 52 MB, and a run keeps them all. Without
-a GPU, `grid --writers 20 --rounds 15 --cells 1` takes some minutes.
+a GPU, `grid --writers 20 --rounds 15 --cells 1` and `free --writers 20 --work 15x8,15x40,75x8`
+(rounds x local steps) take some minutes.
 """
 
 import argparse
@@ -103,16 +104,23 @@ def grid(setting, seeds, speed, given):
                     }  # fmt: skip
 
 
+def lams_and_works(quick, given):
+    """Return the lambda, rounds and local steps of PMTL's runs."""
+    if given.work:
+        return [(lam, *one) for lam in given.lams or (1.0,) for one in given.work]
+    if quick:
+        return [(0.3, 3, 8)]
+    if given.lams:
+        return [(lam, rounds, 8) for rounds in (300, 1000) for lam in given.lams]
+    wide = [(lam, 300, 8) for lam in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)]
+    wide += [(lam, 300, 40) for lam in (0.03, 0.1, 0.3, 1.0)]
+    return wide + [(lam, 1000, 8) for lam in (0.03, 0.1, 0.3, 1.0)]
+
+
 def free(setting, seeds, speed, given):
     train = setting.train.to(speed.device)
-    short = (0.3,) if setting.quick else (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-    wide = [(lam, 300, 8) for lam in short]
-    wide += [(lam, 300, 40) for lam in (0.03, 0.1, 0.3, 1.0)]
-    wide += [(lam, 1000, 8) for lam in (0.03, 0.1, 0.3, 1.0)]
-    if given.lams:
-        wide = [(lam, rounds, 8) for rounds in (300, 1000) for lam in given.lams]
-    if setting.quick:
-        wide = [(lam, 3, 8) for lam in short]
+    wide = lams_and_works(setting.quick, given)
+    ways = ("none", "mean") if setting.quick else ("none",) if given.work else WAYS
     runs = [("fedavg", math.nan, r, s) for r, s in {(r, s): 0 for _, r, s in wide}]
     runs = ([] if given.only == "pmtl" else runs) + [("pmtl", *one) for one in wide]
     for seed in seeds:
@@ -126,7 +134,7 @@ def free(setting, seeds, speed, given):
                 sampler=FixedSize(train.spec.clients // 2), simulation_seed=seed,
             )  # fmt: skip
             outcome = simulate(plan, setting.train, speed=speed)
-            for way in ("none", "mean") if setting.quick else WAYS:
+            for way in ways:
                 rows = outcome.rows
                 if way != "none":
                     rows = outcome.finetune(setting.finetune(way), train)
@@ -183,6 +191,11 @@ def tables(setting, seeds, speed, given):
 PARTS = {"grid": grid, "free": free, "tables": tables}
 
 
+def works(text):
+    """Return pairs of rounds and local steps."""
+    return [tuple(int(one) for one in pair.split("x")) for pair in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -196,6 +209,7 @@ def main() -> None:
     parser.add_argument("--only", help="one method of tables, or pmtl of free")
     parser.add_argument("--cells", type=int, help="take the first cells of grid only")
     parser.add_argument("--lams", type=lambda text: [float(one) for one in text.split(",")])
+    parser.add_argument("--work", type=works, help="of free, without finetuning: 15x8,15x40")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

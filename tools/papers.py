@@ -8,6 +8,7 @@ goes to build/papers/, and a line says how long it took.
 import argparse
 import os
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -87,9 +88,9 @@ def run(machine: str) -> int:
     out = ROOT / "build" / "papers"
     out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("COTERIE_DATA", str(ROOT.parent / "shared" / "data"))
-    found, failed, started = commands(machine), 0, time.monotonic()
+    found, failed, started = commands(machine), 0, (time.monotonic(), _cpu())
     for number, command in enumerate(found, 1):
-        begun = time.monotonic()
+        begun, spent = time.monotonic(), _cpu()
         words = [_program(os.path.expandvars(word)) for word in shlex.split(command)]
         with (out / f"{machine}-{number:02}.log").open("wb") as log:
             log.write(f"{command}\n".encode())
@@ -98,9 +99,17 @@ def run(machine: str) -> int:
         failed += done.returncode != 0
         state = f"FAILED ({done.returncode})" if done.returncode else "ok"
         seconds = time.monotonic() - begun
-        print(f"{number}/{len(found)} {state} {seconds:.0f} s: {command}", flush=True)
-    print(f"{len(found)} commands, {failed} failed, {time.monotonic() - started:.0f} s; see {out}")
+        used = f"{seconds:.0f} s ({_cpu() - spent:.0f} s of CPU)"
+        print(f"{number}/{len(found)} {state} {used}: {command}", flush=True)
+    used = f"{time.monotonic() - started[0]:.0f} s ({_cpu() - started[1]:.0f} s of CPU)"
+    print(f"{len(found)} commands, {failed} failed, {used}; see {out}")
     return failed
+
+
+def _cpu() -> float:
+    """Return the CPU seconds of the commands so far: on a busy machine the wait says little."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _program(word: str) -> str:

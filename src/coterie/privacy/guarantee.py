@@ -542,9 +542,10 @@ def state_epsilon(epsilon: float, delta: float, rounds: int, relation: Relation)
     shown = show_delta(delta)
     slack = f", plus {shown}" if delta else ""
     return (
-        f"{pure}epsilon = {round_up(epsilon)} at delta = {shown}, over {rounds} rounds. "
-        f"Any event that an adversary can observe is at most {factor} times as likely with a "
-        f"client's data as {COMPARED[relation]}{slack}."
+        f"{pure}epsilon = {round_up(epsilon)} at delta = {shown}, "
+        f"over {rounds} round{'s' * (rounds != 1)}. Any event that an adversary can "
+        f"observe is at most {factor} times as likely with a client's data as "
+        f"{COMPARED[relation]}{slack}."
     )
 
 
