@@ -22,8 +22,18 @@ BEGIN, END = "<!-- items: made by tools/papers.py -->", "<!-- end of items -->"
 
 
 def table(paper: Paper) -> str:
-    """Return the items of a paper as Markdown, one section per item."""
-    return "\n".join(line for item in paper.items for line in _section(item)).rstrip()
+    """Return a paper as Markdown: its citation and counts, and one section per item."""
+    head = (
+        f"{_cite(paper)}. {len(paper.items)} items: {paper.count('runs')} run, "
+        f"{paper.count('reproduced')} reproduced, {paper.count('differs')} differ, "
+        f"{paper.count('not reproduced')} not reproduced ([what this means](index.md)). The method "
+        f"is [{paper.key}](../methods/{paper.key}.md).\n\n"
+    )
+    return head + "\n".join(line for item in paper.items for line in _section(item)).rstrip()
+
+
+def _cite(paper: Paper) -> str:
+    return f"{paper.authors}. *{paper.title}*. {paper.venue}. <{paper.link}>"
 
 
 def _section(item: Item) -> list[str]:
@@ -53,7 +63,7 @@ def overview(papers: tuple[Paper, ...]) -> str:
 
 def bibliography(papers: tuple[Paper, ...]) -> str:
     """Return one line per paper."""
-    return "\n".join(f"- {one.authors}. *{one.title}*. {one.venue}. <{one.link}>" for one in papers)
+    return "\n".join(f"- {_cite(one)}" for one in papers)
 
 
 def filled(text: str, content: str) -> str:
