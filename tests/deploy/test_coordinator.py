@@ -23,6 +23,7 @@ from tests.deploy.federations import Neighbourhood, federate, open_coordinator, 
 from coterie.data.synthetic import synthetic
 from coterie.deploy import coordinator as coordinator_module
 from coterie.deploy import messages as wire
+from coterie.deploy import site as site_module
 from coterie.deploy.coordinator import Coordinator, IncompleteRoundError
 from coterie.deploy.messages import Envelope, Message, RefusedError, peek, sign
 from coterie.deploy.site import SUM
@@ -515,6 +516,21 @@ class TestShortRounds:
         assert found.account()["charge"] == {}
         found.street.absent = set()
         check_equal(found.run(), simulate(make_plan(), DATA))
+
+
+def test_sites_with_other_versions_are_named(tmp_path, monkeypatch):
+    """A run goes on: versions change last bits of sums at most. What a site says is cut short."""
+    found = Federated(make_plan(), tmp_path).run()
+    assert not found.events("other_version")
+    told = {**site_module.versions(), "torch": "0.1", "numpy": "x" * 10_000}
+    del told["scipy"]
+    monkeypatch.setattr(site_module, "versions", lambda: told)
+    other = Federated(make_plan(), tmp_path / "other").run()
+    lines = other.events("other_version")
+    assert {line["site"] for line in lines} == set(SITES)
+    assert "torch 0.1, here " in lines[0]["reason"] and "scipy unknown" in lines[0]["reason"]
+    assert len(lines[0]["reason"]) < 200 and "coterie 0" not in lines[0]["reason"]
+    check_equal(other, simulate(make_plan(), DATA))
 
 
 def fail_at(patch, clients, round):

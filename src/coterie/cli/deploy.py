@@ -688,8 +688,8 @@ def _round_table(rounds: list[dict[str, Any]]) -> "RenderableType":
 def _site_table(sites: Mapping[str, Mapping[str, Any]]) -> "RenderableType":
     rows = []
     for name, one in sites.items():
-        kinds = ("rejected", "declined", "clipped", "errors")
-        counts = ", ".join(f"{one[kind]} {kind}" for kind in kinds if one[kind])
+        kinds = ("rejected", "declined", "clipped", "errors", "other_versions")
+        counts = ", ".join(f"{one[kind]} {kind.replace('_', ' ')}" for kind in kinds if one[kind])
         last, connected = one["last_trouble"], one["connected"]
         rows.append(
             (

@@ -76,7 +76,7 @@ from coterie.privacy.ledger import locked
 from coterie.privacy.mechanisms import Mechanism, Shapes, count_numbers
 from coterie.privacy.validation import grid_steps
 from coterie.runs.folder import check_model, claim
-from coterie.runs.log import Log
+from coterie.runs.log import Log, versions
 
 STATE = "coordinator.json"
 Answer = Envelope | str
@@ -295,7 +295,19 @@ class Coordinator:
         if message.kind != "handshake" or message.body.get("agreement") != self.agreement.digest:
             reason = str(message.body.get("reason", message.kind))[:200]
             raise RefusedError(f"{site} does not take part: {reason}")
+        self._compare(site, message.body.get("versions"))
         return site
+
+    def _compare(self, site: str, theirs: Any) -> None:
+        """Log in which versions a site differs: its sums may then differ in their last bits."""
+        found, here = theirs if isinstance(theirs, dict) else {}, versions()
+        other = [
+            f"{name} {str(found.get(name, 'unknown'))[:12]}, here {here[name][:12]}"
+            for name in here
+            if found.get(name) != here[name]
+        ]
+        if other:
+            self.log("other_version", site=site, reason="; ".join(other))
 
     def _connect(self) -> None:
         """Wait for the sites: all of them, or those that answer before the deadline."""

@@ -85,6 +85,7 @@ from coterie.planning.plan import Speed
 from coterie.privacy.billboard import Bounded
 from coterie.privacy.validation import grid_steps
 from coterie.runs.budget import Budget, spending_of
+from coterie.runs.log import versions
 from coterie.solvers.sgd import computed_in
 
 SHARED, SUM, MASKED = "shared/", "sum/", "masked"
@@ -318,8 +319,9 @@ class SiteRun:
             raise RefusedError("the budget register of this site does not permit the run") from None
 
     def handshake(self, message: Message) -> Reply:
-        """Confirm that this site takes part."""
-        return "handshake", {"agreement": self.site.agreement.digest}, {}
+        """Confirm that this site takes part, and say what it computes with."""
+        body = {"agreement": self.site.agreement.digest, "versions": versions()}
+        return "handshake", body, {}
 
     def round(self, message: Message) -> Reply:
         """Return the sum of the drawn clients' clipped contributions."""

@@ -30,6 +30,7 @@ _TROUBLE = {
     "declined": "declined",
     "clipped": "clipped",
     "node_error": "errors",
+    "other_version": "other_versions",
 }
 _LOCKS = Path("/proc/locks")
 _SPENT = "upper bound over all runs of this site, against other clients who observe all releases"
