@@ -22,6 +22,7 @@ from coterie.data.federated import DataError
 from coterie.data.synthetic import synthetic
 from coterie.deploy import site as site_module
 from coterie.deploy.federation import Agreement
+from coterie.deploy.keys import StateCipher
 from coterie.deploy.messages import Envelope, Expected, Message, sign, verify
 from coterie.deploy.site import SHARED, SUM, Site, expected_tree
 from coterie.engine import store as store_module
@@ -468,6 +469,70 @@ def test_where_the_plan_takes_all_a_site_answers_for_all(tmp_path, sampler, take
         else:
             expect(answer, "round")
     expect(world.send(world.round(3)), "round")
+
+
+def numbers_of(world):
+    """The personal state of the site's clients, as bytes that could be found on the disk."""
+    state = world.site._run.store.take(np.array([0, 1, 2]), lambda n: {})
+    return [leaf.numpy()[0].tobytes() for leaf in state.values() if leaf[0].abs().sum() > 0]
+
+
+def test_personal_state_is_encrypted_with_the_sites_key(tmp_path):
+    """Answers, restarts and commits are those of plain state; no number of it is on the disk."""
+    worlds = []
+    for name in ("plain", "encrypted"):
+        key = StateCipher.of(KEYS.sites["north"]) if name == "encrypted" else None
+        world = World(tmp_path / name, cipher=key).join()
+        answers = [expect(world.send(world.round(0)), "round")]
+        world.open()  # a restart: the staged state and the last answer are read again
+        answers += [expect(world.send(world.round(0)), "round")]
+        for number in (1, 2):
+            answers += [expect(world.send(world.round(number, counted=number - 1)), "round")]
+            world.open()
+        worlds.append((world, answers))
+    (plain, before), (sealed, after) = worlds
+    for one, two in zip(before, after, strict=True):
+        assert all(np.array_equal(one.arrays[n], two.arrays[n]) for n in one.arrays)
+    secrets_found = {}
+    for world in (plain, sealed):
+        world.send(world.round(3, counted=2))  # commits the state of round 3
+        known = [one for one in numbers_of(world) if len(one) >= 8]
+        known += [a.tobytes() for a in world.send(world.round(3, counted=2)).arrays.values()]
+        disk = b"".join(world.disk().values())
+        secrets_found[world.folder.name] = sum(one in disk for one in known)
+        assert len(known) >= 2
+    assert secrets_found["plain"] >= 2 and secrets_found["encrypted"] == 0
+    assert any(name.endswith("rows.sealed") for name in sealed.disk())
+
+
+@pytest.mark.parametrize("other", [None, StateCipher.of(KEYS.sites["south"])])
+def test_encrypted_state_is_not_read_with_another_setting(tmp_path, other):
+    world = World(tmp_path, cipher=StateCipher.of(KEYS.sites["north"])).join()
+    expect(world.send(world.round(0)), "round")
+    expect(world.send(world.round(1, counted=0)), "round")
+    world.settings["cipher"] = other
+    world.open()
+    before = world.disk()
+    assert world.send(world.round(2, counted=1)).kind == "failed"
+    errors = (tmp_path / "north" / "errors.log").read_text()
+    assert "encrypted" in errors
+    after = world.disk()
+    assert {n: c for n, c in after.items() if "errors" not in n} == {
+        n: c for n, c in before.items() if "errors" not in n
+    }
+
+
+@pytest.mark.parametrize(
+    "change", [lambda c: c[:-1], lambda c: c[:20] + b"x" + c[21:], lambda c: b""]
+)
+def test_changed_ciphertext_is_found(change):
+    cipher = StateCipher.of(KEYS.sites["north"])
+    content = cipher.encrypt("rows.sealed", b"state" * 10)
+    assert cipher.decrypt("rows.sealed", content) == b"state" * 10
+    assert content != cipher.encrypt("rows.sealed", b"state" * 10)
+    for name, given in (("rows.sealed", change(content)), ("answer.npz", content)):
+        with pytest.raises(ValueError, match="not encrypted with this site's signing key"):
+            cipher.decrypt(name, given)
 
 
 def test_a_public_schedule_is_enforced_by_the_site(tmp_path):

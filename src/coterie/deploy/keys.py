@@ -27,9 +27,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.core.config import to_toml
@@ -37,6 +40,7 @@ from coterie.core.files import sync_folder
 from coterie.deploy.messages import public_hex
 
 HOSTS = ("localhost", "127.0.0.1")
+_NONCE = 12
 _MOST_DAYS = 825
 """Some systems reject server certificates with a longer validity."""
 _AUTHORITY = "coterie development authority"
@@ -49,6 +53,38 @@ _NO_USAGE = (
     "decipher_only",
 )
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, repr=False)
+class StateCipher:
+    """Encrypts a site's private files with a key that is derived from its signing key.
+
+    AES-256-GCM (NIST SP 800-38D) with a random nonce of 96 bits for every file that is written,
+    bound to the file's name; HKDF-SHA256 (RFC 5869) derives the key. A file may have 2 GiB.
+    """
+
+    key: bytes
+
+    @classmethod
+    def of(cls, signing: Ed25519PrivateKey) -> "StateCipher":
+        """Return the cipher of a site's signing key."""
+        derive = HKDF(hashes.SHA256(), length=32, salt=None, info=b"coterie personal state")
+        return cls(derive.derive(signing.private_bytes_raw()))
+
+    def encrypt(self, name: str, content: bytes) -> bytes:
+        """Return nonce and encrypted content."""
+        nonce = os.urandom(_NONCE)
+        return nonce + AESGCM(self.key).encrypt(nonce, content, name.encode())
+
+    def decrypt(self, name: str, content: bytes) -> bytes:
+        """Return the plain content; raise ValueError if it was changed, or has another key."""
+        try:
+            return AESGCM(self.key).decrypt(content[:_NONCE], content[_NONCE:], name.encode())
+        except (InvalidTag, ValueError) as error:
+            raise ValueError(
+                f"{name} was not encrypted with this site's signing key, or is damaged: give the "
+                "key, or restore the file"
+            ) from error
 
 
 def check_key(key: str) -> None:

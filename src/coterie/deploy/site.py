@@ -53,7 +53,7 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.federated import Clients, FederatedDataset
 from coterie.deploy.federation import Agreement, check_seed, load_agreement
-from coterie.deploy.keys import load_private
+from coterie.deploy.keys import StateCipher, load_private
 from coterie.deploy.messages import (
     Arrays,
     Envelope,
@@ -79,7 +79,7 @@ from coterie.engine.rounds import (
     no_contribution,
     personal_models,
 )
-from coterie.engine.store import Ids, Store
+from coterie.engine.store import Cipher, Ids, Store
 from coterie.methods.base import per_row_leaves
 from coterie.planning.plan import Speed
 from coterie.privacy.billboard import Bounded
@@ -123,14 +123,17 @@ def open_site(
     hints = row_hints(agreement, name, train)
     for hint in hints:
         report(hint)
+    key = load_private(Path(str(config["key"])))
+    cipher = StateCipher.of(key) if config.get("encrypted") is True else None
     return Site(
         name=name,
         agreement=agreement,
         rows=train,
         folder=Path(str(config["folder"])).resolve(),
-        key=load_private(Path(str(config["key"]))),
+        key=key,
         runs=int(config.get("runs", 1)),
         finished=save_models(agreement, name, train, test, hints),
+        cipher=cipher,
         budget=Budget(Path(str(config["budget"])) if "budget" in config else None, report),
     )
 
@@ -142,7 +145,8 @@ class Site:
     Its training rows are shaped like the whole federation; clients of other sites have none. The
     folder is its own, for the state and models of its clients. It takes part in so many runs, each
     of which spends its own epsilon; `finished` is called with the models when one ends. `budget`
-    enters a run in the site's register before its first answer leaves; None enters nothing.
+    enters a run in the site's register before its first answer leaves; None enters nothing. With a
+    `cipher` the state of its clients, and its last answer, are on disk only encrypted.
     """
 
     name: str
@@ -153,6 +157,7 @@ class Site:
     runs: int = 1
     finished: Finished | None = None
     budget: Budget | None = None
+    cipher: Cipher | None = None
 
     def __post_init__(self) -> None:
         self.plan, self.federation = self.agreement.plan, self.agreement.federation
@@ -257,6 +262,7 @@ class SiteRun:
             self.folder / "personal",
             per_row=per_row_leaves(state),
             offsets=site.offsets,
+            cipher=site.cipher,
         )
         seed = site.plan.simulation_seed
         self.rng = Rng.fresh() if seed is None else Rng.seeded(seed)
@@ -361,7 +367,9 @@ class SiteRun:
         asked = np.frombuffer(request.encode(), dtype=np.uint8)
         arrays = {SUM + name: leaf for name, leaf in total.items()}
         np.savez(buffer, allow_pickle=False, request=asked, **arrays)
-        write_atomically(self.folder / "answer.npz", buffer.getvalue())
+        content, cipher = buffer.getvalue(), self.site.cipher
+        content = content if cipher is None else cipher.encrypt("answer.npz", content)
+        write_atomically(self.folder / "answer.npz", content)
         self.store.seal(number)
         return total
 
@@ -421,7 +429,9 @@ class SiteRun:
         path = self.folder / "answer.npz"
         if self.store.sealed() != number or not path.exists():
             return None
-        with np.load(path, allow_pickle=False) as stored:
+        content, cipher = path.read_bytes(), self.site.cipher
+        content = content if cipher is None else cipher.decrypt("answer.npz", content)
+        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
             total = {n.removeprefix(SUM): stored[n] for n in stored.files if n.startswith(SUM)}
             return stored["request"].tobytes().decode(), total
 

@@ -8,16 +8,20 @@ own; `arrange` lays them out again for another number of ranks.
 
 A leaf may have an entry for each of a client's rows of data (dual variables): it is stored ragged,
 returned padded with zeros to the longest client, and starts at zero.
+
+With a `Cipher`, rows are in memory, and on disk only encrypted: the journal, and one file with all
+rows, which is written anew when a round is applied.
 """
 
+import io
 import json
 import os
 import re
 import shutil
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +32,17 @@ from coterie.core.files import is_disk_error, sync_folder, write_atomically
 from coterie.core.tree import Tree
 
 Ids = NDArray[np.int64]
+SEALED = "rows.sealed"
+
+
+class Cipher(Protocol):
+    """Encrypts what a store writes; a name is bound to the content."""
+
+    def encrypt(self, name: str, content: bytes) -> bytes:
+        """Return the content encrypted."""
+
+    def decrypt(self, name: str, content: bytes) -> bytes:
+        """Return the plain content; raise ValueError if it was changed, or has another key."""
 
 
 class Store:
@@ -42,6 +57,7 @@ class Store:
             the axes of clients and rows.
         offsets: Row ranges of the clients, (clients + 1,), where there are such leaves.
         first: Id of the first client: a rank of several keeps the clients that it owns.
+        cipher: Encrypts the rows in the folder; None writes them as they are.
     """
 
     def __init__(
@@ -54,16 +70,19 @@ class Store:
         per_row: Sequence[str] = (),
         offsets: Ids | None = None,
         first: int = 0,
+        cipher: Cipher | None = None,
     ) -> None:
         if "started" in template:
             raise ValueError("a leaf may not be called 'started': the store keeps flags there")
         self._folder = folder
+        self._cipher = cipher
         self._device = torch.device(device)
         self.is_new = False
         self._maps: list[np.memmap[tuple[int, ...], np.dtype[np.float32]]] = []
         self.leaves: dict[str, Tensor] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+            self._check_encrypted(folder)
         none = np.zeros(clients + 1, dtype=np.int64)
         self._offsets = none if offsets is None else offsets - offsets[0]
         self._first = first
@@ -77,6 +96,8 @@ class Store:
                 self.leaves[name] = self._allocate(name, leaf, clients)
         self.started = self._allocate("started", torch.zeros(1, dtype=torch.bool), clients)
         self._staged = 0
+        if cipher is not None:
+            self._read_sealed()
 
     def take(self, ids: Ids, first: Callable[[int], Tree]) -> Tree:
         """Return a copy of rows; clients without a row get the state that `first(count)` makes."""
@@ -134,7 +155,10 @@ class Store:
         arrays = {f"row.{name}": rows[name].cpu().numpy() for name in self.leaves}
         path = journal / f"{self._staged:06d}.npz"
         with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, ids=ids, **arrays)
+            if self._cipher is None:
+                np.savez(file, allow_pickle=False, ids=ids, **arrays)
+            else:
+                file.write(self._cipher.encrypt(path.name, _packed({"ids": ids, **arrays})))
             file.flush()
             os.fsync(file.fileno())
         self._staged += 1
@@ -153,7 +177,11 @@ class Store:
             return
         blocks = json.loads((self._journal() / "sealed.json").read_text())["blocks"]
         for number in range(blocks):
-            with np.load(self._journal() / f"{number:06d}.npz", allow_pickle=False) as arrays:
+            path = self._journal() / f"{number:06d}.npz"
+            block: Any = path
+            if self._cipher is not None:
+                block = io.BytesIO(self._cipher.decrypt(path.name, path.read_bytes()))
+            with np.load(block, allow_pickle=False) as arrays:
                 rows = {name: torch.from_numpy(arrays[f"row.{name}"]) for name in self.leaves}
                 self.put(arrays["ids"], rows)
         self.flush()
@@ -181,15 +209,48 @@ class Store:
             self.discard()
 
     def flush(self) -> None:
-        """Write memory-mapped rows through to disk."""
+        """Write rows through to disk."""
         for mapped in self._maps:
             mapped.flush()
+        if self._cipher is not None and self._folder is not None:
+            content = _packed({name: leaf.cpu().numpy() for name, leaf in self._everything()})
+            write_atomically(self._folder / SEALED, self._cipher.encrypt(SEALED, content))
 
     def drop(self) -> None:
         """Remove the rows from disk once they are kept elsewhere; those that are open stay so."""
         if self._folder is not None:
             for name in (*self.leaves, "started"):
                 (self._folder / f"{name}.npy").unlink(missing_ok=True)
+            (self._folder / SEALED).unlink(missing_ok=True)
+
+    def _everything(self) -> list[tuple[str, Tensor]]:
+        return [*self.leaves.items(), ("started", self.started)]
+
+    def _check_encrypted(self, folder: Path) -> None:
+        """Raise ValueError for rows that were written with another setting."""
+        plain, sealed = (folder / "started.npy").exists(), (folder / SEALED).exists()
+        if sealed if self._cipher is None else plain:
+            was = "encrypted" if sealed else "not encrypted"
+            raise ValueError(
+                f"{folder}: personal state was {was} so far; keep the setting during a run"
+            )
+
+    def _read_sealed(self) -> None:
+        """Read the encrypted rows, if there are any."""
+        assert self._cipher is not None and self._folder is not None
+        path = self._folder / SEALED
+        self.is_new = not path.exists()
+        for _, leaf in self._everything():
+            leaf.zero_()  # of fresh memory: what was there before must not be written
+        if self.is_new:
+            return
+        content = io.BytesIO(self._cipher.decrypt(SEALED, path.read_bytes()))
+        with np.load(content, allow_pickle=False) as arrays:
+            for name, leaf in self._everything():
+                found = torch.from_numpy(arrays[name])
+                if found.shape != leaf.shape or found.dtype != leaf.dtype:
+                    raise ValueError(f"{path} belongs to another plan: choose another folder")
+                leaf.copy_(found)
 
     def _slice(self, name: str, start: int, stop: int) -> slice:
         """Return where a leaf has the entries of neighbouring clients."""
@@ -221,7 +282,7 @@ class Store:
 
     def _allocate(self, name: str, leaf: Tensor, clients: int) -> Tensor:
         shape = (clients, *leaf.shape[1:])
-        if self._folder is None:
+        if self._folder is None or self._cipher is not None:
             device = "cpu" if leaf.dtype is torch.bool else self._device
             make = torch.zeros if leaf.dtype is torch.bool else torch.empty
             return make(shape, dtype=leaf.dtype, device=device)
@@ -242,6 +303,12 @@ class Store:
             )
         self._maps.append(mapped)
         return torch.from_numpy(mapped)
+
+
+def _packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
 
 
 def folder_of(personal: Path, owned: range) -> Path:

@@ -16,7 +16,8 @@ from coterie.cli.main import main
 from coterie.deploy.keys import make_certificates
 from coterie.deploy.messages import Expected, peek, sign, verify
 from coterie.planning.plan import Privacy
-from coterie.privacy.noise import SharedNoise
+from coterie.privacy.noise import BandedNoise, SharedNoise
+from coterie.privacy.sampling import Cyclic
 
 pytestmark = pytest.mark.slow
 SIZES = dict.fromkeys(("north", "south", "east", "west", "centre"), 3)
@@ -68,6 +69,16 @@ def test_five_sites_trust_nobody_as_the_simulation_does(five, capsys):
         taken[trust] = seconds(attempt)
     with capsys.disabled():
         print(f"seconds of a round with its setup: {taken}")
+
+
+def test_a_public_schedule_with_banded_noise_as_the_simulation_does(five):
+    """Five of fifteen clients take part in a round, each once in three; sites enforce it."""
+    banded = Privacy(epsilon=1.0, noise=BandedNoise())
+    attempt = five("schedule", rounds=4, privacy=banded, sampler=Cyclic(5))
+    assert attempt.wait(900) == "finished:completed"
+    assert [line["answered"] for line in attempt.log("round")] == [5, 5, 5, 5]
+    assert attempt.released() == attempt.trial.expected()
+    assert main(["verify", str(attempt.folder)]) == 0
 
 
 def test_a_killed_site_and_a_malicious_one(five):
