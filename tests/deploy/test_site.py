@@ -728,6 +728,10 @@ def personal(world):
     }
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 SCRIPT = [(0, -1, OWN), (1, 0, [2, 4]), (2, 1, [3]), (4, 1, OWN)]
 """Rounds, which answer counted last, who was drawn: round 2 did not count, round 3 was missed."""
 
@@ -747,18 +751,28 @@ def act_out(world, after=None):
     return answers, personal(world), deaths
 
 
+CIPHER = StateCipher.of(KEYS.sites["north"])
+
+
 @pytest.mark.parametrize(
-    ("method", "when"), [(PMTL(), "before"), (FedAvg(), "after")], ids=["pmtl", "fedavg"]
+    ("method", "when", "cipher"),
+    [
+        (PMTL(), "before", None),
+        (FedAvg(), "after", None),
+        (PMTL(), "after", CIPHER),
+        slow(PMTL(), "before", CIPHER),
+    ],
+    ids=["pmtl", "fedavg", "encrypted", "encrypted, before"],
 )
-def test_a_site_may_die_at_any_act_of_writing(tmp_path, monkeypatch, method, when):
+def test_a_site_may_die_at_any_act_of_writing(tmp_path, monkeypatch, method, when, cipher):
     """Between two acts nothing is written: after one is before the next."""
     plan = replace(PLAN, method=method)
-    answers, state, _ = act_out(World(tmp_path / "whole", plan).join())
+    answers, state, _ = act_out(World(tmp_path / "whole", plan, cipher=cipher).join())
     assert [answer.kind for answer in answers] == ["round"] * 4 + ["finish"]
     act, deaths = 0, 1
     while deaths:
         act += 1
-        world = World(tmp_path / f"{when}{act}", plan).join()
+        world = World(tmp_path / f"{when}{act}", plan, cipher=cipher).join()
         with monkeypatch.context() as patch:
             kill_at(patch, act, when)
             found, after, deaths = act_out(world)
