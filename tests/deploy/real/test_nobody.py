@@ -31,7 +31,7 @@ def five(tmp_path_factory):
     keys = folder / "keys"
     make_certificates(keys, list(SIZES))
     first = write_trial(folder, "first", SIZES, rounds=1, keys=keys)
-    nodes = {site: first.node(site, other="north") for site in SIZES}
+    nodes = {site: first.node(site, other="north", encrypted=site == "south") for site in SIZES}
     with FaultyFederation(
         folder / "flower", keys, nodes, environment=QUICK, patience=300
     ) as federation:
@@ -79,6 +79,9 @@ def test_a_public_schedule_with_banded_noise_as_the_simulation_does(five):
     assert [line["answered"] for line in attempt.log("round")] == [5, 5, 5, 5]
     assert attempt.released() == attempt.trial.expected()
     assert main(["verify", str(attempt.folder)]) == 0
+    sites = attempt.trial.folder / "sites"
+    sealed = {path.parts[-4] for path in sites.glob("*/*/personal/rows.sealed")}
+    assert sealed == {"south"}  # its node config asks for it
 
 
 def test_a_killed_site_and_a_malicious_one(five):
