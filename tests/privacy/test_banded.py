@@ -76,8 +76,12 @@ def test_the_strategy_is_that_of_a_published_implementation(rounds, bands):
     error = (sums**2).sum() / rounds
     assert error * (found @ found) == pytest.approx(loss, rel=1e-7)
     assert math.sqrt(error / ((rounds + 1) / 2)) == pytest.approx(ratio, abs=1e-6)
-    # Dividing columns by their norms makes the last ones less noisy, so it is at most that.
-    assert ratio * 0.99 <= noise_ratio(rounds, bands) <= ratio + 1e-9
+    assert noise_ratio(rounds, bands) == pytest.approx(ratio, abs=1e-6)
+    mechanism = banded_sums([GaussianSum(0.5, 3.0)] * rounds, bands)[0]
+    assert mechanism.noise_over_bound == pytest.approx(3.0 * ratio, rel=1e-5)
+    # Dividing columns by their norms leaves a little less.
+    divided = np.tri(rounds) @ np.linalg.inv(dense(rounds, bands))
+    assert 0.97 * error <= (divided**2).sum() / rounds <= error
 
 
 @pytest.mark.filterwarnings("error")

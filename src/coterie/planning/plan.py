@@ -284,7 +284,8 @@ class Plan:
         sqrt(parameters) z / (expected cohort) for sums with Gaussian noise; at full participation
         sqrt(parameters rounds) / (clients mu). Below 0.3 the noise is negligible; above 1 a
         released mean is mostly noise. Where blocks of a contribution have bounds of their own, the
-        first block counts. A function of public facts; None without noise.
+        first block counts; for noise that is correlated over rounds, independent noise that leaves
+        as much in sums of releases. A function of public facts; None without noise.
         """
         clients = spec.clients
         mechanisms = [one for one in self.mechanisms(clients) if one.event().noisy]

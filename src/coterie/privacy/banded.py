@@ -132,19 +132,18 @@ def deviations(rounds: int, bands: int) -> Array:
     return np.asarray(np.sqrt(np.cumsum(inverse**2)) * column_norms(rounds, bands))
 
 
+@lru_cache(maxsize=32)
 def noise_ratio(rounds: int, bands: int) -> float:
     """Return the noise of sums of the first t releases over that of independent noise.
 
-    The root of the ratio of the mean squares over t, at the same epsilon.
+    The root of the ratio of the mean squares over t, at the same epsilon, without the division of
+    columns by their norms, which leaves a little less in the last rounds.
 
     >>> round(noise_ratio(200, 20), 2)
     0.31
     """
-    from scipy import signal
-
-    inverse = signal.lfilter([1.0], strategy(rounds, bands), np.eye(rounds), axis=0)
-    sums = np.cumsum(inverse * column_norms(rounds, bands)[:, None], axis=0)
-    return math.sqrt(float(np.sum(sums**2)) / (rounds * (rounds + 1) / 2))
+    error, _ = _error(strategy(rounds, bands)[1:] / strategy(rounds, bands)[0], rounds)
+    return math.sqrt(error / ((rounds + 1) / 2))
 
 
 @dataclass(frozen=True)
@@ -237,8 +236,8 @@ class BandedSum(Mechanism):
 
     @property
     def noise_over_bound(self) -> float:
-        """That of this round by itself."""
-        return self.alone().noise_over_bound
+        """That of independent noise that leaves as much in sums of releases."""
+        return self.inner.noise_over_bound * noise_ratio(self.rounds, self.bands)
 
     def typical_noise(self, like: Tree, entropy: Entropy) -> Tree:
         """Return noise of the size of this round's."""

@@ -80,7 +80,8 @@ def noise_summary(plan: Plan, spec: Spec) -> dict[str, Any]:
     noised = plan.posts > 0 and plan.privacy.epsilon != math.inf
     error = plan.relative_error(spec) if noised else None
     notes = plan.method.notes(rounds=plan.posts, clip=plan.clip(clients)) if noised else None
-    explained = (*(notes.settings if notes else ()), *can_learn(error))
+    banded = noised and any(one.correlated for one in plan.mechanisms(clients))
+    explained = (*(notes.settings if notes else ()), *can_learn(error, banded=banded))
     return {
         "noise_multiplier": noise[0] if len(set(noise)) == 1 else None,
         "noise_multipliers": None if len(set(noise)) == 1 else list(noise),
@@ -99,11 +100,14 @@ def for_reviewer(guarantee: Guarantee, billboard: Billboard) -> dict[str, Any] |
     return None if found is None else {**found, "releases": noise_of_releases(billboard)}
 
 
-def can_learn(error: float | None) -> tuple[str, ...]:
+def can_learn(error: float | None, *, banded: bool = False) -> tuple[str, ...]:
     """Return what the relative error of a released mean implies, as text."""
     if error is None:
         return ()
-    text = f"Noise in each released mean is {error:.2g} of the clipping norm: "
+    noise = "Noise in each released mean is"
+    if banded:
+        noise = "Noise in sums of released means is as if that of each were"
+    text = f"{noise} {error:.2g} of the clipping norm: "
     if error <= 1:
         return (f"{text}{describe_error(error)}.",)
     return (
