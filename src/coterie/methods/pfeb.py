@@ -291,6 +291,10 @@ class PFEB(Method):
             raise ValueError(
                 f"huber = {self.huber} is for regression; this is {spec.task}: leave huber out"
             )
+        if self.huber is not None and spec.task != "regression":
+            raise ValueError(
+                f"huber = {self.huber} is for regression; this is {spec.task}: leave huber out"
+            )
         if self.shared == "slice":
             check_directions(self.directions, spec)
             if spec.personal is not None:
