@@ -206,7 +206,7 @@ def draw(result, folder):
     """Plot errors relative to the better local training, by size."""
     kinds = sorted({key[0] for key in result}, reverse=True)
     epsilons = sorted({e for _, _, e, _ in result if 0 < e < math.inf})
-    figure, axes = canvas(len(kinds), len(epsilons), height=2.6 * len(kinds))
+    figure, axes = canvas(len(kinds), len(epsilons), height=2.6)
     for place, axis in enumerate(axes):
         kind, epsilon = kinds[place // len(epsilons)], epsilons[place % len(epsilons)]
         for method, colour in COLOURS.items():
@@ -217,6 +217,7 @@ def draw(result, folder):
             axis.plot(sizes, ratios, label=method, color=colour, marker="o", markersize=3)
         axis.axhline(1, color="#555555", linestyle=":", label="local")
         axis.set_xscale("log")
+        axis.set_ylim(0, 1.6)
         axis.set_title(f"{kind}, epsilon {epsilon:g}", fontsize=9)
         axis.set_xlabel("clients")
     axes[0].set_ylabel("error / error of local training")

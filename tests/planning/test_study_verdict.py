@@ -59,3 +59,38 @@ def test_a_federation_is_measured_and_the_study_goes_on(programs, tmp_path, caps
     study.main(given)  # nothing is computed again
     assert study.read(tmp_path / "study.csv") == first
     assert "| mixed:opposed | 0.01 | learn alone |" in capsys.readouterr().out
+
+
+def test_from_how_many_clients_a_network_pays(programs, tmp_path):
+    scaling = importlib.import_module("scaling")
+
+    def cell(method, clients, error, epsilon="1.0"):
+        named = {"kind": "image", "method": method, "epsilon": epsilon}
+        return named | {"clients": str(clients), "seed": "0", "error": str(error)}
+
+    lines = [
+        cell(f"local {m}", n, e, "inf")
+        for n in (10, 20, 40)
+        for m, e in (("linear", 0.5), ("network", 0.4))
+    ]
+    for n, errors in {10: (0.3, 0.41, 0.2), 20: (0.41, 0.42, 0.397), 40: (0.2, 0.43, 0.1)}.items():
+        lines += [cell(m, n, e) for m, e in zip(("pmtl", "head", "dpfedmtl"), errors, strict=True)]
+    found = scaling.means([*lines, cell("pmtl", 40, 0.4)])
+    assert found["image", "local", 0.0, 20] == 0.4
+    assert found["image", "pmtl", 1.0, 40] == pytest.approx(0.3)
+    start = {m: scaling.pays_from(found, "image", m, 1.0) for m in ("pmtl", "head", "dpfedmtl")}
+    assert start == {"pmtl": 40, "head": None, "dpfedmtl": 40}  # .397 is not 1 % better
+    assert "| head | 1 | 0.410 | 0.420 | 0.430 | never here |" in scaling.table(found)
+    scaling.draw(found, tmp_path)
+    assert "image, epsilon 1" in (tmp_path / "scaling.svg").read_text()
+
+
+def test_a_small_federation_of_the_network_study_is_measured_once(programs, tmp_path, capsys):
+    scaling = importlib.import_module("scaling")
+    given = ["image", "--clients", "6", "--epsilon", "8", "--seeds", "1", "--out", str(tmp_path)]
+    scaling.main([*given, "--methods", "pmtl", "head"])
+    first = scaling.read(tmp_path / "scaling.csv")
+    assert [one["method"] for one in first] == ["local linear", "local network", "pmtl", "head"]
+    assert all(0 < float(one["error"]) < 1 for one in first)
+    scaling.main(given)
+    assert scaling.read(tmp_path / "scaling.csv") == first
