@@ -193,6 +193,33 @@ def table(lines, before=()):
     return rows
 
 
+def by_set(lines):
+    """Return a row per set: errors at all epsilons, the verdicts, and the largest harm."""
+    rows, marks = table(lines), {"join": "", "small gain": "~", "learn alone": "="}
+    seeds = defaultdict(set)
+    for line in lines:
+        seeds[line["set"]].add(line["seed"])
+    found = []
+    for name in dict.fromkeys(row["set"] for row in rows):
+        own = sorted((row for row in rows if row["set"] == name), key=lambda r: float(r["epsilon"]))
+        told = [row["default"] + marks.get(row["verdict"], "") for row in own]
+        spline = next((row["spline"] for row in own if row["spline"]), "")
+        found.append(
+            {
+                "set": name.removeprefix("mixed:"),
+                "seeds": str(len(seeds[name])),
+                "local": own[0]["local"],
+                f"default at {'/'.join(row['epsilon'] for row in own)}": " / ".join(told),
+                "spline": spline,
+                "pmtl": f"{own[0]['pmtl']} to {own[-1]['pmtl']}",
+                "mixed": own[0]["mixed"],
+                "gbm": own[0]["gbm"],
+                "most harm": max((row["harm"] for row in own), key=lambda h: float(h[:-2])),
+            }
+        )
+    return found
+
+
 def shown(value):
     """Return an error as text; nothing where it was not measured."""
     return "" if math.isnan(value) else f"{value:.3f}"
@@ -246,9 +273,10 @@ def main(argv=None):
                 writer.writerows(found)
             lines += found
             print(f"{found[0]['set']} seed {found[0]['seed']}", file=sys.stderr, flush=True)
-    shown = markdown(table(lines, read(asked.before) if asked.before else ()))
-    (out / "study.md").write_text(shown)
-    print(shown)
+    rows = markdown(table(lines, read(asked.before) if asked.before else ()))
+    short = markdown(by_set(lines))
+    (out / "study.md").write_text(f"{short}\n{rows}")
+    print(short)
 
 
 if __name__ == "__main__":
