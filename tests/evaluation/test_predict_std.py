@@ -184,8 +184,6 @@ def test_what_cannot_be_told_is_refused():
     with pytest.raises(NotImplementedError, match="use pfeb"):
         predict(run(train, method=PMTL(), rounds=1), test, return_std=True, train=train)
     assert ct.predict is predict
-    with pytest.raises(NotImplementedError, match="guard = false or leave return_std"):
-        predict(run(train, method=PFEB(guard=True), rounds=1), test, return_std=True, train=train)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -204,6 +202,5 @@ def test_matrices_are_kept_where_they_are_known_and_small(monkeypatch):
     data = drawn(9)
     outcome = run(data, 5.0, rounds=3)
     assert variances(PMTL(), outcome.shared, data) == {}
-    assert variances(PFEB(guard=True), outcome.shared, data) == {}
     monkeypatch.setattr("coterie.evaluation.predict.MOST_VALUES", 9 * 16 - 1)
     assert variances(outcome.plan.method, outcome.shared, data) == {}

@@ -922,7 +922,7 @@ def test_the_guard_brings_clients_back_from_a_broken_shared_model():
     assert nmse(safe, test) < 1.15 * alone
     doubted = run(PFEB(), train, Privacy(epsilon=0.01), rounds=20)
     assert nmse(doubted, test) < 1.15 * alone
-    assert "guard protects" in " ".join(safe.plan.method.notes(private=True).caveats)
+    assert "own rows left out" in " ".join(safe.plan.method.notes(private=True).settings)
 
 
 def test_the_guard_costs_little_where_the_shared_model_is_good():
@@ -979,6 +979,10 @@ def test_the_guard_is_on_where_few_rows_are_declared_and_the_gain_is_small():
 
     assert guarded(1.0, 5) is True and guarded(1.0, 5, guard=False) is False
     assert [guarded(1.0, None), guarded(1.0, 12), guarded(8.0, 5)] == [False] * 3
+    spec = Spec((11,), 1, "binary", 90)
+    assert [guarded(1.0, None), guarded(math.inf, None), guarded(1.0, None, guard=False)] == [
+        True, False, False
+    ]  # fmt: skip
 
 
 def test_a_mean_that_is_mostly_noise_is_shrunk():

@@ -172,9 +172,9 @@ class PFEB(Method):
             (Huber 1964), for outliers and heavy tails, such as 2; regression only. None for none.
         guard: A client averages its posterior with fits of its own (those of `local`), weighted by
             the likelihood of its own rows left out, with odds of 7 to 1 for the former: insurance
-            against a shared model that is mostly noise. None for the rule: where fewer rows per
-            client than weights are declared, and the verdict is not to join. (They are
-            never counted.)
+            against a shared model that is mostly noise. None for the rule: classes, and where
+            fewer rows per client than weights are declared and the verdict is not to join. (Rows
+            are never counted.) Without privacy it is off.
         shared: "all" weights, or a "slice" of a head on public features.
         directions: How many of the first features are in the slice.
     """
@@ -518,7 +518,8 @@ class PFEB(Method):
             priors += own
         fits = [modes(clients, one, bias=self._bias) for one in priors]
         found = self._averaged(fits, priors, guess, clients)
-        good = found.isfinite().flatten(1).all(dim=1)[:, None, None]
+        good = found.isfinite().flatten(1).all(dim=1) & (clients.counts > 0)
+        good = good[:, None, None]
         whole = torch.where(good, found, prior.center)
         return to(head_of(whole, self._bias), clients.device)
 
@@ -544,12 +545,10 @@ class PFEB(Method):
         return add_in_turn(shares * values).cpu()
 
     def _uncertainty(self, shared: Tree, clients: Clients, rows: Clients) -> Tensor:
-        """Return the standard deviation of an outcome, or of the score of a class, row by row."""
-        if self.guard:
-            raise NotImplementedError(
-                "with guard = true models are averages with local fits, whose uncertainty is not "
-                "known: use guard = false or leave return_std out"
-            )
+        """Return the standard deviation of an outcome, or of the score of a class, row by row.
+
+        With the guard, that of the joined posterior.
+        """
         prior = self.prior(shared, clients.spec)
         scores = predictive_std(clients, prior, rows, bias=self._bias)
         noise = prior.residual if clients.spec.task == "regression" else 0.0
@@ -597,7 +596,7 @@ class PFEB(Method):
             shared_model=self._mean,
             whole=True,
             uncertainty=self._uncertainty,
-            variance=None if self.guard else self._variance,
+            variance=self._variance,
         )
 
     def _mean(self, shared: Tree, clients: Clients) -> Tree:
@@ -608,16 +607,13 @@ class PFEB(Method):
         blocks = self._blocks(clip)
         shares = ", ".join(f"{block.name} {100 * block.share:.0f} %" for block in blocks)
         split = f" The budget is split: {shares}." if len(blocks) > 1 else ""
-        guard = (
-            "The guard protects against a broken shared model. It does not lower the share of "
-            "clients that local training would serve better.",
-        )
+        own = " Clients average joined and local models by their errors on own rows left out."
         return Notes(
             settings=(
                 f"Clip: a client's model counts as at most {clip:g} standard deviation"
-                f"{'s' * (clip != 1)} away from the mean model.{split}",
+                f"{'s' * (clip != 1)} away from the mean model.{split}"
+                f"{own if self.guard else ''}",
             ),
-            caveats=guard if private and self.guard else (),
         )
 
 

@@ -266,8 +266,12 @@ def _cut(method: Method, spec: Spec, rows: int | None) -> float:
 
 
 def _guards(method: PFEB, spec: Spec, n_mu: float, rows: int | None) -> bool:
-    """Return whether clients hedge: short ones, as declared, where the verdict is not to join."""
-    if rows is None or rows > spec.features or is_wide(spec) or n_mu == math.inf:
+    """Return whether clients hedge: of classes, and short ones where the verdict is not to join."""
+    if n_mu == math.inf or method.shared != "all":
+        return False
+    if spec.task != "regression":
+        return True
+    if rows is None or rows > spec.features or is_wide(spec):
         return False
     affordable = affordable_rounds(n_mu, method.rounds(spec).dimension)
     return verdict_of(affordable, _cut(method, spec, rows)) != "join"
