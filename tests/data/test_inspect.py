@@ -357,3 +357,11 @@ def test_values_far_out_are_told(tmp_path):
     assert len(far) == 2
     assert "the target 'y': 1.00% of the values lie outside 0 to 49" in far[0]
     assert "column 'income': 2.00% of the values" in far[1] and "such as 1e+300: cut" in far[1]
+
+
+def test_many_columns_are_named_in_one_short_line(tmp_path):
+    columns = {f"c{k}": lambda at, k=k: at % 37 * (k + 1) + 0.5 for k in range(200)}
+    found = inspect(written(tmp_path / "t.csv", columns), client="h", target="y")
+    assert len(found.source.features) == 200 and max(map(len, found.read)) < 300
+    assert any("c29, ... (200 in all)" in fact for fact in found.read)
+    assert max(map(len, load(tmp_path / "t.csv", found.source).notes)) < 300

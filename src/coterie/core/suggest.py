@@ -37,3 +37,13 @@ def counted(count: int, noun: str) -> str:
     ('1 row', '1,200 rows')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int = 30) -> str:
+    """Return names with commas; of many the first, and how many there are.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c"], most=2)
+    ('a, b', 'a, b, ... (3 in all)')
+    """
+    more = f", ... ({len(names):,} in all)" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

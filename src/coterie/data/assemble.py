@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.core.suggest import counted
+from coterie.core.suggest import counted, listed
 from coterie.data.config import Source
 from coterie.data.federated import (
     ClientArrays,
@@ -246,8 +246,7 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
     """Return a short list of classes: 0..5 where they are numbered from 0."""
     if len(names) > 2 and all(name == str(at) for at, name in enumerate(names)):
         return f"0..{len(names) - 1}"
-    more = f", ... ({len(names)} in all)" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return listed(names, most)
 
 
 def _task(table: Table, source: Source, found: _Range) -> Task:
@@ -682,7 +681,7 @@ def _notes(table: Table, source: Source, survey: _Counts) -> Iterator[str]:
         yield f"gaps in {counted(survey.filled, 'row')} filled with {by}"
     if source.centers or source.scales:
         named = sorted({*source.centers, *source.scales})
-        yield f"declared center and scale applied to {', '.join(named)}"
+        yield f"declared center and scale applied to {listed(named)}"
     if source.clip is not None:
         yield f"features clipped to [-{source.clip:g}, {source.clip:g}]"
     if source.unit_rows:

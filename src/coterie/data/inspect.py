@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from coterie.core.suggest import counted, did_you_mean
+from coterie.core.suggest import counted, did_you_mean, listed
 from coterie.data.cells import (
     ISO,
     OTHER,
@@ -349,10 +349,10 @@ def _date_facts(column: Column, common: dict[str, Any]) -> Facts | None:
     days = days.astype(np.float64)
     codes = {_number_of(date.fromisoformat(code)) for code in _CODED_DATES}
     codes = {code for code in codes if code in days and _is_far(code, days)}
-    listed = pa.array(list(column.values), TEXT)
-    dates, wrong = read_dates(listed, form)
+    values = pa.array(list(column.values), TEXT)
+    dates, wrong = read_dates(values, form)
     numbers = pc.fill_null(pc.cast(dates, pa.int32()), 0).to_numpy()
-    odd = set(listed.filter(pa.array(wrong | np.isin(numbers, list(codes)))).to_pylist())
+    odd = set(values.filter(pa.array(wrong | np.isin(numbers, list(codes)))).to_pylist())
     days = days[~np.isin(days, list(codes))]
     return _with_gaps(column, "date", days, odd, {**common, "forms": forms, "unsure": unsure})
 
@@ -1167,12 +1167,12 @@ def _gap_problems(used: Sequence[Facts], target: Facts | None) -> Iterator[str]:
     ):
         found = [c for c in used if c.gaps and (c.kind == "category") == levels]
         if found:
-            yield f"gaps in {', '.join(f'{c.name} ({c.share})' for c in found)}: {text}"
+            yield f"gaps in {listed([f'{c.name} ({c.share})' for c in found])}: {text}"
     for column in (*used, *(() if target is None else (target,))):
         if column.missing:
-            listed = ", ".join(map(repr, column.missing[:5]))
+            few = ", ".join(repr(value[:40]) for value in column.missing[:5])
             more = ", ..." if len(column.missing) > 5 else ""
-            yield f"column {column.name!r}: {listed}{more} is read as a gap"
+            yield f"column {column.name!r}: {few}{more} is read as a gap"
 
 
 def _text(column: Facts) -> str:
@@ -1191,10 +1191,10 @@ def _read_facts(options: Mapping[str, Any], dates: Mapping[str, Any]) -> Iterato
     if options["features"]:
         yield f"choice and format of columns {tail}"
     if options["levels"]:
-        yield f"levels of {', '.join(options['levels'])} {tail}"
+        yield f"levels of {listed([*options['levels']])} {tail}"
     numbers = [name for name in options["ranges"] if name.rsplit(".", 1)[0] not in dates]
     if numbers:
-        yield f"ranges of {', '.join(numbers)} {tail}"
+        yield f"ranges of {listed(numbers)} {tail}"
     if dates:
         yield f"origins, formats and ranges of {', '.join(dates)} {tail}"
     if options["gaps"]:
