@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from datetime import date
 
 import numpy as np
 import pytest
@@ -122,6 +123,25 @@ def test_odd_rows_in_any_order_are_predicted_with_notes(story, capsys):
     assert "does not know 1 client (H99)" in told
     assert "'old' (line 10): read as gaps" in told and "'60,5' has a decimal comma" in told
     assert "'soon'" in told
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%m/%d/%Y", "%d %B %Y"])
+def test_a_file_of_new_rows_may_have_dates_in_another_format(story, capsys, form):
+    rows, whole = read_csv(story / "new.csv"), predicted(story, "new")
+    days = [date.fromisoformat(row["admitted"]) if row["admitted"] else None for row in rows]
+    for row, day in zip(rows, days, strict=True):
+        row["admitted"] = "" if day is None else f"{day:{form}}"
+    write_csv(story / "dates.csv", rows)
+    found = predicted(story, "dates")
+    assert [row["decision"] for row in found] == [row["decision"] for row in whole]
+    assert f"dates are read as {form}, not as in training" in capsys.readouterr().err
+    # where day and month may be either, nothing is guessed
+    for row in rows:
+        row["admitted"] = "05/06/2024"
+    write_csv(story / "either.csv", rows)
+    given = ["predict", str(story / "run"), "--data", str(story / "either.csv")]
+    assert main(given) == 2
+    assert "values are no dates (YYYY-MM-DD), such as '05/06/2024'" in capsys.readouterr().err
 
 
 def test_a_file_of_new_rows_may_have_decimal_commas(story, capsys):

@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnxruntime import InferenceSession
 
+from coterie.data.cells import FORMATS
 from coterie.data.config import Source
 from coterie.data.frames import open_frame
-from coterie.data.inspect import FORMATS
 from coterie.data.tables import Unread, open_columns
 from coterie.serve.raw_columns import OPSETS, append_results, has_columns, prepend_columns
 

@@ -23,6 +23,12 @@ GAPS = (
 OTHER = "other"
 """The level that takes every value that is not declared."""
 ISO = "%Y-%m-%d"
+FORMATS = (
+    *(ISO, "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
+    *("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%Y%m%d", "%d %b %Y", "%d-%b-%Y", "%d %B %Y"),
+    *("%b %d, %Y", "%B %d, %Y"),
+)
+"""The formats of dates that are recognised."""
 
 _SPACES = " '\u2019\u00a0\u202f\u2009"  # that separate thousands, beside a comma or a point
 _MONEY = r"[$€£¥₹]|EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|MXN|ZAR|KRW"

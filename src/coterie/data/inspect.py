@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from coterie.core.suggest import counted, did_you_mean, listed
 from coterie.data.cells import (
+    FORMATS,
     ISO,
     OTHER,
     TEXT,
@@ -55,11 +56,6 @@ Kind = Literal[
     "mixed",
     "other",
 ]
-FORMATS = (
-    *(ISO, "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
-    *("%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%Y%m%d", "%d %b %Y", "%d-%b-%Y", "%d %B %Y"),
-    *("%b %d, %Y", "%B %d, %Y"),
-)
 FEW_ROWS = 5
 _LEVELS = 30  # levels that are declared at most; further ones are "other"
 _COUNTED = 100_000  # different values of a column that are counted

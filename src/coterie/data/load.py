@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from coterie.core.suggest import did_you_mean
 from coterie.data.assemble import assemble, targets_of, values_of
-from coterie.data.cells import decimal_signs, is_gap, trimmed
+from coterie.data.cells import FORMATS, decimal_signs, is_gap, read_dates, trimmed
 from coterie.data.config import (
     HDF5,
     JSON,
@@ -694,6 +694,7 @@ def load_unlabelled(
                 "are read as gaps"
             )
         plain = replace(plain, decimal_commas=_decimal_commas(file, plain))
+        plain = replace(plain, dates={**plain.dates, **_other_dates(file, plain)})
         table = open_columns(_numbered(file, source, options), plain, unread)
     title = given.name if isinstance(given, Path) else FRAME
     data = assemble(table, plain, title=title, keep_gaps=True).tensors()
@@ -701,6 +702,11 @@ def load_unlabelled(
         raise DataError(f"{title}: {len(data.targets)} rows; give at most {_MOST_ROWS} at once")
     notes = (
         *_sign_notes(source.decimal_commas, plain.decimal_commas),
+        *(
+            f"column {name!r}: dates are read as {how.partition(' ')[2]}, not as in training"
+            for name, how in plain.dates.items()
+            if how != source.dates[name]
+        ),
         *_unread_notes(table, plain, unread, len(data.targets)),
     )
     return Unlabelled(data, data.targets.numpy().astype(np.int64), notes)
@@ -721,6 +727,30 @@ def _decimal_commas(file: File, source: Source) -> tuple[str, ...]:
         if (commas > 0) != (points > 0):
             declared[name] = commas > 0
     return tuple(name for name, commas in declared.items() if commas)
+
+
+def _other_dates(file: File, source: Source) -> dict[str, str]:
+    """Return how columns of dates are read of which most have another format than in training.
+
+    One format, and no other, has to read nearly all of them.
+    """
+    texts: dict[str, set[str]] = {n: set() for n in source.features if n in source.dates}
+    for _, piece in file.batches(list(texts)) if texts else ():
+        for name, seen in texts.items():
+            column = piece.columns[name]
+            if not isinstance(column, list) and is_text(column.type):
+                seen.update(pc.unique(column).drop_null().to_pylist())
+    found = {}
+    for name, seen in texts.items():
+        values, gaps = pa.array(sorted(seen), pa.string()), source.gaps.get(name, ())
+        origin, _, declared = source.dates[name].partition(" ")
+        if not seen or read_dates(values, declared, gaps=gaps)[1].mean() <= 0.5:
+            continue
+        wrong = {form: read_dates(values, form, gaps=gaps)[1].mean() for form in FORMATS[1:]}
+        best = [form for form, share in wrong.items() if share == min(wrong.values()) <= 0.1]
+        if len({form.replace("%B", "%b") for form in best}) == 1:  # "May" is a full name too
+            found[name] = f"{origin} {best[-1]}"
+    return found
 
 
 def _sign_notes(before: Sequence[str], now: Sequence[str]) -> Iterator[str]:
