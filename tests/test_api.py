@@ -352,6 +352,9 @@ def test_a_proposal_is_all_that_a_run_needs():
     assert set(run.guarantee.assumed) >= set(proposal.source.accepted) or any(
         "accepted as public" in note for note in run.summary["data_used"]["notes"]
     )
+    assert ct.load(patients(), proposal).source == ct.load(patients(), proposal.source).source
+    again = ct.run(patients(), source=proposal, epsilon=8, seed=0)
+    assert again.score == run.score
 
 
 # --- comparisons

@@ -33,7 +33,7 @@ from coterie.data.federated import DataError, FederatedDataset
 from coterie.data.frames import is_frame, like, to_frame
 from coterie.data.hub import is_dataset, refusal
 from coterie.data.inspect import Proposal, inspect
-from coterie.data.load import load, read_columns
+from coterie.data.load import load, read_columns, source_of
 from coterie.engine.models import client_model
 from coterie.engine.simulate import Observer, Outcome, bar_of_rounds
 from coterie.evaluation.holdout import hold_out
@@ -89,8 +89,8 @@ def init(
 ) -> Proposal:
     """Return a proposal for how to read a table, as `coterie init` makes it.
 
-    It is read off the rows: check it, and pass it on by `ct.load(given, proposal.source)`, which
-    declares its levels, ranges and classes as public. None guesses the column. `overrides` are
+    It is read off the rows: check it, and pass it on by `ct.load(given, proposal)`, which declares
+    its levels, ranges and classes as public. None guesses the column. `overrides` are
     `task`, `features` and `categories`, as the flags of the command.
     """
     return inspect(_path(given), client=client, target=target, **overrides)
@@ -176,7 +176,7 @@ def _table_by_name(
     if "name" in settings:
         raise ValueError(f"name = {settings['name']!r}: these data have a name; leave it out")
     if "source" in settings:
-        table.setdefault("data", {})["source"] = to_table(settings.pop("source"))
+        table.setdefault("data", {})["source"] = to_table(source_of(settings.pop("source"), {}))
     return table, data
 
 

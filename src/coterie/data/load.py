@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +59,9 @@ from coterie.data.tables import (
 from coterie.data.text_images import PIXELS, Values
 from coterie.data.tff import SQLITE, is_sqlite, open_hdf5, open_sqlite
 
+if TYPE_CHECKING:
+    from coterie.data.inspect import Proposal
+
 __all__ = ["Source", "from_arrays", "from_targets", "load", "load_unlabelled", "read"]
 
 _SMALL = 1 << 24  # bytes of a file that is read in a moment
@@ -79,7 +82,7 @@ Owners = tuple[Sequence[str], NDArray[np.int64]]
 
 def load(
     given: str | Path | Any,
-    source: Source | None = None,
+    source: "Source | Proposal | None" = None,
     *,
     clients: int | None = None,
     name: str | None = None,
@@ -96,7 +99,8 @@ def load(
         given: A `.csv`, `.tsv` (or `.gz` of them), `.parquet`, `.npz`, `.mat`, `.json` (LEAF),
             `.h5`, `.sqlite` (optionally compressed) or `.arrow` file, a folder, a frame of pandas,
             polars or pyarrow, or a `Dataset` or `DatasetDict`.
-        source: The options.
+        source: The options, or a proposal of `ct.init`, which declares its levels, ranges and
+            classes as public.
         clients: The number of clients to take from the start; None takes all.
         name: A name for tables and messages; None takes that of the file.
         options: Options by name, which take precedence: the attributes of `coterie.Source`.
@@ -124,8 +128,9 @@ def load_few(path: Path, source: Source) -> tuple[FederatedDataset, tuple[str, .
     return replace(data, source=source), notes
 
 
-def source_of(source: Source | None, options: Mapping[str, Any]) -> Source:
+def source_of(source: "Source | Proposal | None", options: Mapping[str, Any]) -> Source:
     """Return options with others by name on top; raise DataError for an unknown name."""
+    source = source if source is None or isinstance(source, Source) else source.source
     known = [field.name for field in fields(Source)]
     for name in options:
         if name not in known:
