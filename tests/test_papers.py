@@ -146,6 +146,8 @@ def test_as_published_names_what_is_missing(capsys: pytest.CaptureFixture[str]) 
     run = ["run", "--data", "districts"]
     assert main([*run, "--method", "pmtl", "--as-published", "rounds=5"]) == 2
     assert "expected clients=...,cohort=...,rounds=...,gamma=..." in capsys.readouterr().err
+    assert main([*run, "--method", "mtlsvm", "--as-published", "round=5"]) == 2
+    assert "mtlsvm has no setting round; expected no settings" in capsys.readouterr().err
     assert main([*run, "--method", "fedavg", "--as-published"]) == 2
     assert "dpfedmtl, mpmtl, mtlsvm, pmtl" in capsys.readouterr().err
 

@@ -144,8 +144,11 @@ def _published(name: str | None, text: str) -> dict[str, Any]:
                   if one.kind is not one.VAR_KEYWORD]  # fmt: skip
         shown = ",".join(f"{one.name}=..." for one in wanted if one.default is one.empty)
         rest = ", ".join(one.name for one in wanted if one.default is not one.empty)
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        said = f"{name} has no setting {unknown[1]}" if unknown else str(error).partition("() ")[2]
         raise ConfigError(
-            f"--as-published {text}: {error}; expected {shown or 'no settings'}, and at will {rest}"
+            f"--as-published {text}: {said}; expected {shown or 'no settings'}, and at will {rest}"
+            f", and the settings of the method (`coterie methods {name}`)"
         ) from error
     return {key: value for key, value in plan.to_table().items() if key != "data"}
 
