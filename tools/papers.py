@@ -40,13 +40,26 @@ def _section(item: Item) -> list[str]:
     rows = [("here", item.where), ("published", item.published), ("ours", item.ours),
             ("how close", item.tolerance), ("why", item.why)]  # fmt: skip
     lines = [f"### {item.item}", "", f"{item.about} *{item.kind}; {item.status}*", ""]
-    lines += [f"- **{name}:** {text}" for name, text in rows if text]
+    lines += [f"- **{name}:** {_linked(text)}" for name, text in rows if text]
     for path in re.findall(r"\bdocs/([\w/.-]+\.svg)", item.where):
-        shown = path.removeprefix("papers/") if path.startswith("papers/") else f"../{path}"
-        lines += ["", f"![{item.item}: {item.about}]({shown})"]
+        lines += ["", f"![{item.item}: {item.about}]({_from_papers(path)})"]
     if item.command:
         lines += ["", "```sh", item.command, "```"]
     return [*lines, ""]
+
+
+def _linked(text: str) -> str:
+    """Return text with links in place of paths in docs/."""
+    return re.sub(
+        r"\bdocs/([\w/.-]+\.(?:csv|md|svg))",
+        lambda found: f"[{found[1].rpartition('/')[2]}]({_from_papers(found[1])})",
+        text,
+    )
+
+
+def _from_papers(path: str) -> str:
+    """Return a path in docs/ relative to docs/papers/."""
+    return path.removeprefix("papers/") if path.startswith("papers/") else f"../{path}"
 
 
 def overview(papers: tuple[Paper, ...]) -> str:
