@@ -180,6 +180,11 @@ def test_several_vectors_of_a_client_are_no_worse_than_one_under_wishart_noise()
 # The printed mechanism.
 
 
+def test_sensitivities_that_were_not_published_are_refused():
+    with pytest.raises(ValueError, match="sensitivity = 'K': expected 2K or K"):
+        PublishedWishart(sensitivity="K")
+
+
 @pytest.mark.parametrize(
     ("sensitivity", "delta", "shown"),
     [("2K", 1 - math.exp(-0.5), "0.3935"), ("K^2", 1 - math.exp(-1), "0.6322")],
