@@ -619,6 +619,27 @@ def test_published_regression_ends_at_the_fixed_point_of_step_27(c2: float) -> N
         simulate(MTLSVM.published(c2=1.0), data)
 
 
+def test_published_steps_without_a_box_leave_the_optimum() -> None:
+    """One client, so that no sum overshoots, and rows that no line separates (C1 = 1, C2 = 2)."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((15, 3))
+    labels = (rng.random(15) < 0.5).astype(float)
+    w, v, signs = cp.Variable(3), cp.Variable(3), 2 * labels - 1
+    hinge = cp.sum(cp.pos(1 - cp.multiply(signs, rows @ (w + v))))
+    best = cp.Problem(cp.Minimize(cp.sum_squares(w) / 2 + cp.sum_squares(v) + hinge)).solve(
+        solver="CLARABEL"
+    )
+    assert best == pytest.approx(13.512, abs=1e-3)
+    data, found = from_arrays(rows, labels, ["a"] * 15, task="binary"), []
+    for rounds in (10, 100):
+        outcome = simulate(MTLSVM.published(rounds=rounds, update="add", c2=2.0), data)
+        shared = outcome.shared["weight"][0].numpy()
+        own = outcome.model(0)["weight"][0].double().numpy() - shared
+        losses = np.maximum(0, 1 - signs * (rows @ (shared + own)))
+        found.append(shared @ shared / 2 + own @ own + losses.sum())
+    assert found[0] == pytest.approx(14.2, abs=0.1) and found[1] == pytest.approx(19.2, abs=0.1)
+
+
 @pytest.mark.parametrize("clients", [3, 20])
 def test_published_sums_multiply_the_error_by_one_minus_the_clients(clients: int) -> None:
     seen: list[float] = []
