@@ -631,13 +631,14 @@ def test_published_steps_without_a_box_leave_the_optimum() -> None:
     )
     assert best == pytest.approx(13.512, abs=1e-3)
     data, found = from_arrays(rows, labels, ["a"] * 15, task="binary"), []
-    for rounds in (10, 100):
-        outcome = simulate(MTLSVM.published(rounds=rounds, update="add", c2=2.0), data)
+    for rounds, seed in ((10, 0), (100, 0), (100, 1), (1000, 0)):
+        plan = MTLSVM.published(rounds=rounds, update="add", c2=2.0)
+        outcome = simulate(replace(plan, simulation_seed=seed), data)
         shared = outcome.shared["weight"][0].numpy()
         own = outcome.model(0)["weight"][0].double().numpy() - shared
         losses = np.maximum(0, 1 - signs * (rows @ (shared + own)))
         found.append(shared @ shared / 2 + own @ own + losses.sum())
-    assert found[0] == pytest.approx(14.2, abs=0.1) and found[1] == pytest.approx(19.2, abs=0.1)
+    assert min(found) > 1.3 * best, "it wanders, and does not come nearer"
 
 
 @pytest.mark.parametrize("clients", [3, 20])
