@@ -289,11 +289,7 @@ class PFEB(Method):
             )
         if self.huber is not None and spec.task != "regression":
             raise ValueError(
-                f"huber = {self.huber} is for regression; this is {spec.task}: leave huber out"
-            )
-        if self.huber is not None and spec.task != "regression":
-            raise ValueError(
-                f"huber = {self.huber} is for regression; this is {spec.task}: leave huber out"
+                f"huber = {self.huber} is for regression; this is {spec.task}: use none"
             )
         if self.shared == "slice":
             check_directions(self.directions, spec)
