@@ -255,10 +255,10 @@ def of_schedule(noise):
     return Plan(method=registered()["pmtl"](), privacy=privacy, rounds=3, sampler=Cyclic(15))
 
 
-@pytest.mark.parametrize("trials", [100, slow(1000)])
-def test_banded_noise_stays_below_the_claim_and_is_tight(data, trials):
+@pytest.mark.slow
+def test_banded_noise_stays_below_the_claim_and_is_tight(data):
     """The adversary takes correlated noise off: what is left is that of the account."""
-    found = audit(of_schedule(BandedNoise()), data, trials=trials, attack=LOUD)
+    found = audit(of_schedule(BandedNoise()), data, trials=300, attack=LOUD)
     assert found.holds and found.best.estimator == "gaussian"
     assert found.best.epsilon > 0.5 * found.claimed
     allowed = gaussian_mu(EPSILON, DELTA)
