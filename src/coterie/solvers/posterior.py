@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from numba import get_num_threads
 from numpy.typing import NDArray
+from scipy.special import expit
 from torch import Tensor
 
 from coterie.data.federated import Clients
@@ -160,19 +161,19 @@ def class_covariances(clients: Clients, prior: Prior, *, bias: bool) -> Tensor:
     of Laplace's approximation. A client without rows has the prior's.
     """
     modes = prior.weights(posterior(clients, prior, bias=bias).deviation).cpu().numpy()
-    roots = prior.variances.sqrt().cpu().numpy()
+    roots = prior.variances.sqrt().cpu().numpy()[:, None]
+    several = clients.spec.task == "multiclass"
     found = np.empty((*modes.shape, modes.shape[-1]))
     for client, start in enumerate(clients.starts.tolist()):
         own = clients.features[start : start + int(clients.counts[client])]
         x = own.flatten(1).cpu().numpy() if isinstance(own, Tensor) else own.toarray()
         x = np.c_[x, np.ones(len(x))] if bias else np.asarray(x, dtype=np.float64)
-        odds = torch.from_numpy(x @ modes[client].T)
-        multiclass = clients.spec.task == "multiclass"
-        shares = (odds.softmax(dim=1) if multiclass else odds.sigmoid()).numpy()
-        for output, root in enumerate(roots):
-            z, q = x * root, shares[:, output]
-            inner = np.linalg.inv((z.T * (q * (1 - q))) @ z + np.eye(len(root)))
-            found[client, output] = inner * root[:, None] * root
+        scores = modes[client] @ x.T
+        q = np.exp(scores - scores.max(axis=0)) if several else expit(scores)
+        q = q / q.sum(axis=0) if several else q
+        z = x * roots
+        inner = np.swapaxes(z * (q * (1 - q))[..., None], 1, 2) @ z + np.eye(x.shape[1])
+        found[client] = np.linalg.inv(inner) * np.swapaxes(roots, 1, 2) * roots
     return torch.from_numpy(found)
 
 
