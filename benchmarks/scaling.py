@@ -173,10 +173,15 @@ def pays_from(result, kind, method, epsilon):
     sizes = sorted(n for k, m, e, n in result if (k, m, e) == (kind, method, epsilon))
     found = None
     for size in reversed(sizes):
-        if result[kind, method, epsilon, size] > 0.99 * result[kind, "local", 0.0, size]:
-            break
+        if not result[kind, method, epsilon, size] <= 0.99 * result[kind, "local", 0.0, size]:
+            break  # NaN, too
         found = size
     return found
+
+
+def shown_error(error):
+    """Return an error as text; NaN and errors above 10 mean that training diverged."""
+    return f"{error:.3f}" if error <= 10 else "diverges"
 
 
 def table(result):
@@ -191,7 +196,7 @@ def table(result):
         out.append("|---" * (len(sizes) + 3) + "|")
         for method, epsilon in rows:
             errors = [result.get((kind, method, epsilon, n)) for n in sizes]
-            shown = ["" if one is None else f"{one:.3f}" for one in errors]
+            shown = ["" if one is None else shown_error(one) for one in errors]
             private = 0 < epsilon < math.inf
             start = pays_from(result, kind, method, epsilon) if private else None
             last = ("never here" if start is None else f"{start:,}") if private else ""
