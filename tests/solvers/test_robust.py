@@ -90,7 +90,7 @@ def test_outliers_hurt_less_and_normal_errors_cost_little():
 
 def test_it_is_for_regression_with_a_sensible_bound():
     spec = synthetic("mean", clients=3, rows=4, task="binary", seed=0).data.spec
-    with pytest.raises(ValueError, match="leave huber out"):
+    with pytest.raises(ValueError, match="is for regression"):
         PFEB(huber=1.345).check(spec)
     with pytest.raises(ValueError, match="such as 2"):
         PFEB(huber=0.0)
