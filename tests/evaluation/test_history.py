@@ -100,6 +100,31 @@ def test_a_small_run_keeps_its_history_unasked(tmp_path: Path) -> None:
     assert score == pytest.approx(result["value"], rel=0.2), "PMTL solves once more at the end"
 
 
+def test_a_long_run_scores_sixteen_rounds_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines are those of a history on request, also of a run that was cut off."""
+    long = replace(plan_of(), rounds=40)
+    execute(replace(long, history=True), folder=tmp_path / "asked")
+    usual = History._note
+
+    def note(self: History, progress: Progress) -> None:
+        usual(self, progress)
+        if progress.round == 20:
+            raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(History, "_note", note)
+        with pytest.raises(CutError):
+            execute(long, folder=tmp_path / "long")
+    execute(long, folder=tmp_path / "long")
+    few, every = lines_of(tmp_path / "long"), lines_of(tmp_path / "asked")
+    assert len(few["round"]) == 16 and few["round"][0] == 1 and few["round"][-1] == 40
+    assert set(np.diff(few["round"])) == {2, 3}
+    places = [number - 1 for number in few["round"]]
+    assert few["value"] == [every["value"][place] for place in places]
+
+
 def test_a_large_run_does_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run_plan = plan_of()
     train, test = run_plan.data.split()

@@ -36,6 +36,8 @@ COLUMNS = (
 )
 _CHEAP = 3e8
 """Multiplications that a history may take by default: about a second of one core."""
+_SHOWN = 16
+"""Rounds that a history scores by default: enough for a curve."""
 _AT_ONCE = 1 << 24
 """Parameters of all clients' models together that are computed once for both scores of a round."""
 
@@ -58,7 +60,7 @@ class History:
     """An observer that scores every client's current model after each round, then calls `then`.
 
     Without a folder the lines stay in memory. An `unasked` history is kept by default, not on
-    request: only from the first round on, and not of a run that was started without.
+    request: of at most 16 rounds, evenly spaced, and not of a run that was started without.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class History:
     def _note(self, progress: Progress) -> None:
         # A round that was interrupted before its release is repeated.
         before = [old for old in self.lines if old["round"] < progress.round]
-        if self.unasked and len(before) < progress.round - 1:
-            return
+        if self.unasked:
+            due = spaced(progress.rounds, _SHOWN)
+            if progress.round not in due or len(before) < due.index(progress.round):
+                return
         line = self._line(progress)
         self.lines = [*before, line]
         if self._path is not None:
@@ -134,6 +138,15 @@ class History:
         buffer = pa.BufferOutputStream()
         pq.write_table(pa.table(columns), buffer)
         write_atomically(folder / "history.parquet", buffer.getvalue().to_pybytes())
+
+
+def spaced(rounds: int, most: int) -> list[int]:
+    """Return at most this many rounds, evenly spaced, with the first and the last.
+
+    >>> spaced(5, 16), spaced(37, 4)
+    ([1, 2, 3, 4, 5], [1, 13, 25, 37])
+    """
+    return [round(one) for one in np.linspace(1, rounds, min(rounds, most)).tolist()]
 
 
 def _plain(value: float) -> float | None:
