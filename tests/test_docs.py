@@ -241,6 +241,7 @@ def printed(command):
     program, *words = shlex.split(command, comments=True)
     assert program in PROGRAMS, command
     if program == "python":  # a program of examples/, here or beside the reader
+        assert len(words) == 1, f"arguments would be ignored: {command}"
         runpy.run_path(str(ROOT / "examples" / Path(words[0]).name), run_name="__main__")
         return 0, ""
     if program != "coterie":

@@ -1,4 +1,4 @@
-"""The score of every round on test rows, for plots against rounds and virtual seconds. Not private.
+"""The scores of rounds on test rows, for plots against rounds and virtual seconds. Not private.
 
 Each line also has the mean over clients of their mean loss on training rows and on test rows. Lines
 are appended to `history.jsonl` during the run, so that an interruption loses nothing; the finished
