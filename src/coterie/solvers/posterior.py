@@ -43,6 +43,9 @@ from coterie.solvers.posterior_kernels import (
 
 Floats = NDArray[np.float64]
 _SMALL = 1 << 20  # products that one thread computes in about a millisecond
+# Entries up to which rows are converted, so that small data need one compiled kernel: `_mixed` makes
+# float64, and a kernel for another type takes three seconds to compile.
+_FEW = 1 << 22
 _KERNELS: dict[str, Callable[..., None]] = {
     "regression": squares_part,
     "binary": logistic_part,
@@ -336,6 +339,8 @@ def _rows(clients: Clients) -> Rows:
     )
     if isinstance(features, Tensor):
         dense = np.ascontiguousarray(features.flatten(1).cpu().numpy())
+        if dense.size <= _FEW:  # the kernel converts each row: the type changes no result
+            dense = dense.astype(np.float64)
         none = np.empty(0, np.int32)
         return Rows(dense, none, none, np.empty(0, dense.dtype), y, *places)
     names = ("indptr", "indices", "data")
