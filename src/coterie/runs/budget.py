@@ -326,8 +326,9 @@ def read_register(path: Path) -> Contents:
         return Contents.from_json(json.loads(text.decode()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"{path}: the budget register is damaged ({type(error).__name__}: {error}); restore "
-            f"it, {_ELSEWHERE}, which starts without what was spent"
+            f"{path}: the budget register is damaged, or of a newer version "
+            f"({type(error).__name__}: {error}); restore it, {_ELSEWHERE}, which starts "
+            "without what was spent"
         ) from error
 
 

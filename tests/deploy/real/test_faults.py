@@ -29,7 +29,7 @@ def test_a_server_app_that_is_killed_goes_on_from_its_ledger(place):
     look in vain for the rest of a message until the SuperLink has missed the ServerApp for a
     minute.
     """
-    attempt = place.attempt("killed", rounds=3, minimum=1.0, deadline=120.0)
+    attempt = place.attempt("killed", {"round/0": "late"}, rounds=3, minimum=1.0, deadline=120.0)
     home = place.folder / "sites" / "north"
     moments = (
         lambda: list(home.glob("*/run.json")),

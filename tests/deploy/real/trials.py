@@ -95,6 +95,9 @@ def tampered(how, envelope, config):
         return sign(replace(message, arrays=wrong), key)
     if how == "replay":
         return unpack((folder / "first.envelope").read_bytes())
+    if how == "late":  # time in which to end the coordinator before it has all answers
+        time.sleep(5)
+        return envelope
     if how == "wait":
         (folder / "waiting").touch()
         time.sleep(600)
