@@ -235,7 +235,7 @@ def copies(given: argparse.Namespace) -> float:
     return sum(json.loads(answer.splitlines()[-1])["pfl"] for answer in answers)
 
 
-def ours(given: argparse.Namespace) -> float:
+def ours(given: argparse.Namespace, precision: str = "float32") -> float:
     """Time coterie's simulated rounds, with the clients that were really drawn."""
     from cnn import images
     from coterie.engine.simulate import Progress, simulate
@@ -268,7 +268,7 @@ def ours(given: argparse.Namespace) -> float:
         clock.start()
 
     clock.start()
-    speed = Speed(device=given.device, block=given.block)
+    speed = Speed(device=given.device, block=given.block, precision=precision)
     outcome = simulate(plan, images(), observe=observe, speed=speed)
     assert sum(leaf.numel() for leaf in outcome.shared.values()) == PARAMETERS
     return clock.speed()
