@@ -71,6 +71,13 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
     return map_leaves(lambda leaf: leaf.to(device), tree)
 
 
+def send(values: Tensor, device: torch.device | str) -> Tensor:
+    """Move a tensor of the CPU to a device, without waiting for what the device still does."""
+    if torch.device(device).type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def by_row(values: Tensor, leaf: Tensor) -> Tensor:
     """Return one number per client in a shape that broadcasts over a stacked leaf."""
     return values.to(leaf.device).reshape(-1, *[1] * (leaf.dim() - 1))

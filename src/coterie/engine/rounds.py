@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, where_rows
+from coterie.core.tree import Tree, to, where_rows
 from coterie.data.federated import Clients, FederatedDataset, Spec, offsets_of
 from coterie.methods.base import Method, Shape, is_ours, is_stacked, per_row_leaves
 from coterie.privacy.billboard import Bounded, Post, Release, absent_shares, bound
@@ -206,9 +206,14 @@ def _stacked_half(state: RoundState, personal: Tree, clients: Clients) -> Client
 
 
 def server_half(method: Method, shared: Tree, release: Release) -> tuple[Tree, Post]:
-    """Publish the sum of the contributions, and update the shared tree by the release."""
+    """Publish the sum of the contributions, and update the shared tree by the release.
+
+    Where a GPU made the release, the tree is updated there, if the method can do that.
+    """
     post = release.publish()
-    return method.server_update(shared, post), post
+    if not method.on_device:
+        post = post.on("cpu")
+    return method.server_update(to(shared, post.device), post), post
 
 
 def check_separate(method: Method, spec: Spec) -> None:

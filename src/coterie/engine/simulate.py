@@ -376,7 +376,7 @@ class _Simulation:
     def _round(self, number: int) -> tuple[int, float | None]:
         """Run one round: the client's half by blocks, then the server's half."""
         cohort, seconds = self.ranks.share(self._cohort(number))
-        with self.billboard.charged(number) as release:
+        with self.billboard.charged(number, self.speed.device) as release:
             for part in self._parts(number, cohort):
                 release.add(part)
             release.combine(self.ranks)
@@ -429,7 +429,10 @@ class _Simulation:
     def _blocks(self, ids: Ids, shared: Tree) -> Iterator[tuple[Clients, Tree]]:
         """Yield the clients' rows by blocks, with their personal state."""
         method, spec = self.plan.method, self.data.spec
-        for block in self.data.blocks(ids, self.speed.clients(self.shared), self.owned):
+        # Where everybody has a row of the shared tree, a client works on its own row only.
+        rows = method.shape is Shape.ROWS
+        like = method.contribution(spec) if rows else self.shared
+        for block in self.data.blocks(ids, self.speed.clients(like), self.owned):
             first = partial(method.init_client_state, shared, spec)
             yield block, self.store.take(block.ids.numpy(), first)
 
@@ -519,7 +522,7 @@ class _Simulation:
         return Outcome(
             plan=self.plan,
             spec=self.data.spec,
-            shared=self.shared,
+            shared=to(self.shared, "cpu"),
             models=models,
             billboard=self.billboard,
             guarantee=replace(

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.files import is_disk_error, sync_folder, write_atomically
-from coterie.core.tree import Tree
+from coterie.core.tree import Tree, send
 
 Ids = NDArray[np.int64]
 SEALED = "rows.sealed"
@@ -104,30 +104,39 @@ class Store:
         ids = ids - self._first
         index = _index(ids)
         fresh = ~self.started[index]
+        if self.leaves and len(ids) and bool(fresh.all()) and not self._ragged:
+            new = first(len(ids))
+            return {
+                name: new[name].to(self._device, leaf.dtype, copy=True)
+                for name, leaf in self.leaves.items()
+            }
+        there = self._sent(index)
         rows = {
             name: self._padded(leaf, ids, fresh)
             if name in self._ragged
-            else leaf[_on(index, leaf)].to(self._device, copy=True)
+            else _picked(leaf, there if leaf.is_cuda else index, self._device)
             for name, leaf in self.leaves.items()
         }
         if rows and bool(fresh.any()):
-            new = first(int(fresh.sum()))
+            new, places = first(int(fresh.sum())), send(torch.nonzero(fresh)[:, 0], self._device)
             for name, row in rows.items():
                 if name not in self._ragged:
-                    row[fresh.to(row.device)] = new[name].to(row.device, row.dtype)
+                    row[places] = new[name].to(row.device, row.dtype)
         return rows
 
     def put(self, ids: Ids, rows: Tree) -> None:
         """Write rows."""
         ids = ids - self._first
         index = _index(ids)
+        there = self._sent(index)
         for name, leaf in self.leaves.items():
             if name in self._ragged:
                 inside, places = self._places(ids, rows[name].shape[1])
                 found = torch.from_numpy(rows[name].cpu().numpy()[inside])
                 _write(leaf, places, found)
             else:
-                leaf[_on(index, leaf)] = rows[name].to(leaf.device, leaf.dtype)
+                here = there if leaf.is_cuda else index
+                leaf[here] = rows[name].to(leaf.device, leaf.dtype)
         self.started[index] = True
 
     def kept(self, ids: Ids) -> Ids:
@@ -275,6 +284,10 @@ class Store:
         padded[inside] = held
         padded[fresh.numpy()] = 0
         return torch.from_numpy(padded).to(self._device)
+
+    def _sent(self, index: Tensor | slice) -> Tensor | slice:
+        """Return an index on the device of rows in memory: once for all leaves."""
+        return index if isinstance(index, slice) else send(index, self._device)
 
     def _journal(self) -> Path:
         assert self._folder is not None
@@ -424,5 +437,8 @@ def _index(ids: Ids) -> Tensor | slice:
     return torch.from_numpy(ids)
 
 
-def _on(index: Tensor | slice, leaf: Tensor) -> Tensor | slice:
-    return index if isinstance(index, slice) else index.to(leaf.device)
+def _picked(leaf: Tensor, index: Tensor | slice, device: torch.device) -> Tensor:
+    """Return a copy of rows on a device."""
+    if isinstance(index, slice):
+        return leaf[index].to(device, copy=True)
+    return leaf[index].to(device)

@@ -143,6 +143,8 @@ class Method(ABC):
     """A frozen dataclass whose fields are its hyperparameters; it has no other state."""
 
     kind: ClassVar[str] = ""
+    on_device: ClassVar[bool] = False
+    """Whether `server_update` works on any device, if tree and release are on the same one."""
     model: Model
 
     def __post_init__(self) -> None:

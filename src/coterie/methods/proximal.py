@@ -23,6 +23,7 @@ class Proximal(Method):
     """
 
     shape = Shape.SUM
+    on_device = True
     lam: float = 0.0
     solver: How = "sgd"
     sgd: SGD

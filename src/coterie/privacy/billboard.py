@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.ranks import Ranks
-from coterie.core.tree import Tree, add, map_arrays
+from coterie.core.tree import Tree, add, map_arrays, to
 from coterie.privacy.entropy import DrawnAhead, Entropy
 from coterie.privacy.events import Event
 from coterie.privacy.ledger import Ledger, OverspentError
-from coterie.privacy.mechanisms import ClientEntropy, Mechanism, Past, Shapes
+from coterie.privacy.mechanisms import ClientEntropy, Mechanism, Past, Shapes, is_on_gpu
 from coterie.privacy.transcript import FolderTranscript, Transcript
 from coterie.privacy.validation import Verdict, fold, validate
 
@@ -101,8 +101,25 @@ class Post:
     @property
     def mean(self) -> Tree:
         """The sum over the *expected* cohort, a public number, in float32."""
+        if is_on_gpu(self.value):
+            # A tensor: a GPU multiplies by the reciprocal of a number, which rounds differently.
+            like = next(iter(self.value.values()))
+            over = torch.full((), self.cohort, dtype=torch.float64, device=like.device)
+            return {name: (leaf / over).float() for name, leaf in self.value.items()}
         means = {name: leaf.numpy() / self.cohort for name, leaf in self.value.items()}
         return map_arrays({name: mean.astype(np.float32) for name, mean in means.items()})
+
+    @property
+    def device(self) -> torch.device:
+        """Where the value is: on the CPU, or on the GPU that made it, until it is read again."""
+        return next((leaf.device for leaf in self.value.values()), torch.device("cpu"))
+
+    def on(self, device: torch.device | str) -> "Post":
+        """Return the same release on a device."""
+        if self.device == torch.device(device):
+            return self
+        named = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "seal"}
+        return Post(**{**named, "value": to(self.value, device)}, seal=_SEAL)
 
 
 def _check_once(seen: AbstractSet[int], marks: AbstractSet[int]) -> None:
@@ -125,15 +142,12 @@ def bound(
     `entropy.client_entropy`), must be given, or ValueError is raised. Mechanisms with a row for
     each client need `ids` as well.
     """
-    clipped, kept = mechanism.clip(rows)
-    if mechanism.local:
-        if ids is None or entropy is None:
-            raise ValueError(
-                "clients add the noise themselves under this mechanism: give their ids and "
-                "entropy = client_entropy(seed, round)"
-            )
-        clipped = mechanism.perturb_rows(clipped, ids, entropy)
-    total = mechanism.reduce(clipped, ids)
+    if mechanism.local and (ids is None or entropy is None):
+        raise ValueError(
+            "clients add the noise themselves under this mechanism: give their ids and "
+            "entropy = client_entropy(seed, round)"
+        )
+    total, kept = mechanism.sum_bounded(rows, ids, entropy)
     if mechanism.in_shares:
         total = _with_shares(mechanism, total, ids, entropy)
     return _sealed(mechanism, total), kept
@@ -289,8 +303,10 @@ class Billboard:
             self._transcript.pack()
 
     @contextmanager
-    def charged(self, index: int) -> Iterator["Release"]:
+    def charged(self, index: int, device: torch.device | str = "cpu") -> Iterator["Release"]:
         """Charge a release, durably, and open it for contributions until the block ends.
+
+        Sums and noise that kernels on `device` make stay there until they are stored.
 
         A block that fails, or ends without `publish`, leaves the release charged and unpublished:
         it is made again later under the same charge. Raise OverspentError if the plan has no such
@@ -306,7 +322,7 @@ class Billboard:
                     "reopen the run"
                 )
             self._ledger.charge(index)
-            release = Release(self, index)
+            release = Release(self, index, torch.device(device))
             try:
                 yield release
             finally:
@@ -324,10 +340,10 @@ class Billboard:
                 release.add(part)
             return release.publish()
 
-    def _opened(self, index: int) -> tuple[Mechanism, Shapes, Entropy]:
+    def _opened(self, index: int, device: torch.device) -> tuple[Mechanism, Shapes, Entropy]:
         mechanism = self._mechanisms[index]
         shapes, entropy = mechanism.totals(self._template), self._entropy(index)
-        if mechanism.draws(shapes):
+        if mechanism.draws(shapes) and not mechanism.fused_on(device, shapes):
             entropy = DrawnAhead(entropy, mechanism.draws(shapes))
         return mechanism, shapes, entropy
 
@@ -386,12 +402,14 @@ class Release:
     once. Both refuse after the block of `charged` has ended.
     """
 
-    def __init__(self, billboard: Billboard, index: int) -> None:
+    def __init__(self, billboard: Billboard, index: int, device: torch.device) -> None:
         self.index = index
         self._billboard: Billboard | None = billboard
-        self.mechanism, self._shapes, self._entropy = billboard._opened(index)
+        self.mechanism, self._shapes, self._entropy = billboard._opened(index, device)
         # NumPy, on one thread: torch would wake its threads for each of these small sums.
         self._total = {name: np.zeros(shape) for name, shape in self._shapes.items()}
+        self._there: Tree | None = None  # the sum of parts that are on a GPU
+        self._is_here = False
         self._seen: set[int] = set()
 
     def add(self, part: Bounded) -> None:
@@ -400,6 +418,10 @@ class Release:
         self._check(part)
         _check_once(self._seen, part.marks)
         self._seen |= part.marks
+        if is_on_gpu(part.total):
+            self._there = part.total if self._there is None else add(self._there, part.total)
+            return
+        self._is_here = True
         for name, total in self._total.items():
             np.add(total, part.total[name].numpy(), out=total)
 
@@ -411,14 +433,26 @@ class Release:
         deployment are not, and their sums enter through `admit`.
         """
         self._opened()
-        found = ranks.add(map_arrays(self._total))
-        self._total = {name: leaf.numpy() for name, leaf in found.items()}
+        if ranks.size > 1:
+            found = ranks.add(self._sum("cpu"))
+            self._total = {name: leaf.numpy() for name, leaf in found.items()}
+            self._there, self._is_here = None, True
 
     def publish(self) -> Post:
         """Perturb the sum and publish it: from here on it is public."""
         billboard = self._opened()
         self.close()
-        return billboard._publish(self.index, map_arrays(self._total), self._entropy)
+        return billboard._publish(self.index, self._sum(), self._entropy)
+
+    def _sum(self, device: str = "") -> Tree:
+        """Return the sum so far; on the GPU if all parts are there, unless a device is given."""
+        here = map_arrays(self._total)
+        if self._there is None:
+            return here
+        there = {name: self._there[name] for name in self._shapes}
+        if device or self._is_here:
+            return add(here, to(there, "cpu"))
+        return there
 
     def close(self) -> None:
         """Refuse further contributions."""

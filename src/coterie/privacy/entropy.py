@@ -8,7 +8,7 @@ Seeded sources are for simulations only, and their results are labelled "simulat
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -59,13 +59,31 @@ def open_entropy(seed: int | None, purpose: str, index: int, client: int | None 
     return SystemEntropy() if seed is None else SeededEntropy(seed, purpose, index, client)
 
 
-def client_entropy(seed: int | None, round: int) -> Callable[[int], Entropy]:
-    """Return a function that opens each client's own source of a round, by the client's id.
+@dataclass(frozen=True)
+class ClientSources:
+    """Each client's own source of a round, by the client's id.
 
     In a simulation a client's stream depends only on the seed, the round and the client: not on the
     cohort, nor on which clients are computed together.
     """
-    return lambda client: open_entropy(seed, "client-noise", round, client)
+
+    seed: int | None
+    round: int
+
+    def __call__(self, client: int) -> Entropy:
+        """Open a client's source."""
+        return open_entropy(self.seed, "client-noise", self.round, client)
+
+    def keys(self, clients: Sequence[int]) -> NDArray[np.uint32]:
+        """Draw a fresh key for each client, (k, 8): those of `draw_keys`, all at once."""
+        if self.seed is not None:
+            return draw_keys([self(client) for client in clients])
+        return np.frombuffer(os.urandom(32 * len(clients)), dtype="<u4").reshape(-1, 8)
+
+
+def client_entropy(seed: int | None, round: int) -> ClientSources:
+    """Return a function that opens each client's own source of a round, by the client's id."""
+    return ClientSources(seed, round)
 
 
 def uniforms(entropy: Entropy, count: int) -> NDArray[np.float64]:

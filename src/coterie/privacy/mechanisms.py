@@ -39,7 +39,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
-from typing import ClassVar, Literal, get_args
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.core.tree import Tree, clip_rows, map_arrays, map_leaves, size
-from coterie.privacy.entropy import Entropy, draw_keys, normals
+from coterie.privacy.entropy import ClientSources, Entropy, draw_keys, normals
 from coterie.privacy.events import (
     SQRT2,
     Event,
@@ -58,6 +59,9 @@ from coterie.privacy.events import (
     Relation,
     check_relation,
 )
+
+if TYPE_CHECKING:  # needs Triton, which is imported where a GPU makes a release
+    from coterie.privacy.sums_gpu import Facts
 
 Array = NDArray[np.float64]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -198,6 +202,22 @@ class Mechanism(ABC):
     def reduce(self, rows: Tree, ids: Tensor | None = None) -> Tree:
         """Return the sum of bounded rows over clients, exactly; additive over blocks of clients."""
         return sum_rows(rows)
+
+    def sum_bounded(
+        self, rows: Tree, ids: Tensor | None, entropy: ClientEntropy | None
+    ) -> tuple[Tree, Tensor]:
+        """Return the sum of the clipped rows, and the factor kept of each.
+
+        Under local noise each row gets its client's own noise before it is added.
+        """
+        clipped, kept = self.clip(rows)
+        if self.local and ids is not None and entropy is not None:
+            clipped = self.perturb_rows(clipped, ids, entropy)
+        return self.reduce(clipped, ids), kept
+
+    def fused_on(self, device: torch.device, totals: Shapes) -> bool:
+        """Return whether sums and noise are made by kernels on this device, and stay there."""
+        return False
 
     def add_shares(self, total: Tree, ids: Tensor, entropy: ClientEntropy) -> Tree:
         """Return a sum plus these clients' shares of the noise, under noise in shares."""
@@ -414,13 +434,66 @@ class GaussianSum(Mechanism):
         clipped, kept = clip_rows(rows, self.bound - step * math.sqrt(numbers) / 2)
         return round_rows(clipped, step), kept
 
+    def facts(self, numbers: int) -> "Facts":
+        """Return the public numbers of a release of rows of this many numbers, for kernels."""
+        from coterie.privacy.sums_gpu import Facts
+
+        step = self.step(numbers)
+        return Facts(
+            limit=self.bound - step * math.sqrt(numbers) / 2,
+            raised=1 + (numbers + 16) * 2.0**-52,
+            step=step,
+            noise=self.deviation / step,
+            coarse=self.release_step(numbers),
+        )
+
+    def fused_on(self, device: torch.device, totals: Shapes) -> bool:
+        """Return whether a GPU makes sums and noise: the numbers of the CPU, see `sums_gpu`."""
+        if device.type != "cuda" or type(self) not in _FUSED:
+            return False
+        kernels = _kernels()
+        numbers = count_numbers(totals) // max(self.rows, 1)
+        return kernels is not None and self.facts(numbers).fits and kernels.serves(device)
+
+    def sum_bounded(
+        self, rows: Tree, ids: Tensor | None, entropy: ClientEntropy | None
+    ) -> tuple[Tree, Tensor]:
+        """Return the sum of the clipped rows, on a GPU by one pass over them."""
+        leaf, shapes = next(iter(rows.values())), {n: tuple(t.shape[1:]) for n, t in rows.items()}
+        plain = all(row.dtype == torch.float32 for row in rows.values())
+        if not (plain and len(leaf) and self.fused_on(leaf.device, self.totals(shapes))):
+            return super().sum_bounded(rows, ids, entropy)
+        from coterie.privacy import sums_gpu
+
+        flat = sums_gpu.flat_rows([rows[name] for name in sorted(rows)])
+        return self._sum_on(flat, shapes, ids, entropy)
+
+    def _sum_on(
+        self, flat: Tensor, shapes: Shapes, ids: Tensor | None, entropy: ClientEntropy | None
+    ) -> tuple[Tree, Tensor]:
+        """Return what `sum_bounded` does, of float32 rows side by side on a GPU."""
+        from coterie.privacy import sums_gpu
+
+        total, kept = sums_gpu.sum_rows(flat, self.facts(flat.shape[1]))
+        return split_flat(total, shapes), kept
+
     def draws(self, totals: Shapes) -> int:
         """Return one normal per number."""
         return count_numbers(totals)
 
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
         """Return the sum plus Gaussian noise, rounded to the grid of releases."""
+        if is_on_gpu(total):
+            return self._perturb_on(total, entropy, size(total))
         return self.add_normals(total, normals(entropy, size(total)))
+
+    def _perturb_on(self, total: Tree, entropy: Entropy, numbers: int) -> Tree:
+        """Return what `perturb` does, of a sum on a GPU over rows of this many numbers."""
+        from coterie.privacy import sums_gpu
+
+        flat = torch.cat([total[name].reshape(-1) for name in sorted(total)])
+        noisy = sums_gpu.add_noise(flat, self.facts(numbers), draw_keys([entropy]))
+        return split_flat(noisy, {name: tuple(leaf.shape) for name, leaf in total.items()})
 
     def add_normals(self, total: Tree, drawn: Array) -> Tree:
         """Return the sum plus noise of these normals, rounded to the grid of releases."""
@@ -480,9 +553,27 @@ class GaussianRows(GaussianSum):
         """Return shapes with a row for every client."""
         return {name: (self.clients, *shape) for name, shape in contribution.items()}
 
+    def _sum_on(
+        self, flat: Tensor, shapes: Shapes, ids: Tensor | None, entropy: ClientEntropy | None
+    ) -> tuple[Tree, Tensor]:
+        """Return each clipped row in its place, on a GPU."""
+        from coterie.privacy import sums_gpu
+
+        clipped, kept = sums_gpu.clip_rows(flat, self.facts(flat.shape[1]))
+        places = _places(ids).to(flat.device)
+        total, used = {}, 0
+        for name in sorted(shapes):
+            width = math.prod(shapes[name])
+            rows = clipped.new_zeros(self.clients, width)
+            rows.index_copy_(0, places, clipped[:, used : used + width])
+            total[name], used = rows.reshape(self.clients, *shapes[name]), used + width
+        return total, kept
+
     def perturb(self, total: Tree, entropy: Entropy) -> Tree:
         """Return the rows plus Gaussian noise, rounded to the grid of a single row's release."""
         numbers = numbers_per_row(total)
+        if is_on_gpu(total):
+            return self._perturb_on(total, entropy, numbers)
         drawn = split(normals(entropy, self.clients * numbers), total)
         noisy = {name: self.noisy(total[name].numpy(), z, numbers) for name, z in drawn.items()}
         return map_arrays(noisy)
@@ -544,12 +635,10 @@ class LocalGaussianSum(GaussianSum):
 
     def perturb_rows(self, rows: Tree, ids: Tensor, entropy: ClientEntropy) -> Tree:
         """Add each client's own noise to its clipped row, in place; `ids` name the sources."""
-        clients = ids.tolist()
-        _check_ids(clients, rows)
         numbers = numbers_per_row(rows)
         step, coarse = self.step(numbers), self.release_step(numbers)
         device = next(iter(rows.values())).device
-        noise = normals_on(device, [entropy(client) for client in clients], numbers)
+        noise = normals_of(device, _keys_of(ids, entropy, rows), numbers)
         noise.mul_(self.deviation / step).round_().mul_(step)
         used = 0
         for name in sorted(rows):
@@ -558,6 +647,18 @@ class LocalGaussianSum(GaussianSum):
             used += width
             rows[name].div_(coarse).round_().mul_(coarse)
         return rows
+
+    def _sum_on(
+        self, flat: Tensor, shapes: Shapes, ids: Tensor | None, entropy: ClientEntropy | None
+    ) -> tuple[Tree, Tensor]:
+        """Return the sum of the clients' messages, made on a GPU."""
+        from coterie.privacy import sums_gpu
+
+        if entropy is None:
+            raise ValueError("each client adds noise of its own: give the clients' entropy")
+        keys = _keys_of(_places(ids), entropy, {"": flat})
+        total, kept = sums_gpu.sum_rows(flat, self.facts(flat.shape[1]), keys)
+        return split_flat(total, shapes), kept
 
     def draws(self, totals: Shapes) -> int:
         """Return 0: messages carry the noise."""
@@ -923,11 +1024,35 @@ def discrete_laplace(scale: int, words: _Words) -> int:
             return -size
 
 
+_FUSED: tuple[type[GaussianSum], ...] = (GaussianSum, GaussianRows, LocalGaussianSum)
+"""The classes whose sums and noise a GPU makes; not what is derived from them elsewhere."""
+
+
+@cache
+def _kernels() -> Any:
+    """Return the module of kernels on a GPU; None without Triton, which some systems lack."""
+    try:
+        from coterie.privacy import sums_gpu
+    except ImportError:
+        return None
+    return sums_gpu
+
+
+def is_on_gpu(tree: Tree) -> bool:
+    """Return whether a tree is on a GPU."""
+    return any(leaf.is_cuda for leaf in tree.values())
+
+
 def normals_on(device: torch.device, sources: Sequence[Entropy], count: int) -> Tensor:
     """Draw standard normals of each source, (k, count) on the device: those of `normals`."""
+    return normals_of(device, draw_keys(sources), count)
+
+
+def normals_of(device: torch.device, keys: NDArray[np.uint32], count: int) -> Tensor:
+    """Return the standard normals of keys, (k, count) on the device."""
     from coterie.privacy.chacha import normals_of_keys
 
-    keys, found = draw_keys(sources), None
+    found = None
     if device.type == "cuda":
         found = _on_gpu(device, keys, count)
     return torch.from_numpy(normals_of_keys(keys, count)).to(device) if found is None else found
@@ -989,13 +1114,17 @@ def square_shapes(contribution: Shapes) -> Shapes:
 
 def place_rows(rows: Tree, ids: Tensor | None, clients: int) -> Tree:
     """Return each client's row at the index of its id, among zeros."""
-    if ids is None:
-        raise ValueError("each client has a row of its own: give the clients' ids")
-    placed = {}
+    places, placed = _places(ids), {}
     for name, leaf in rows.items():
         total = torch.zeros(clients, *leaf.shape[1:], dtype=leaf.dtype)
-        placed[name] = total.index_copy(0, ids.cpu(), leaf.cpu())
+        placed[name] = total.index_copy(0, places, leaf.cpu())
     return placed
+
+
+def _places(ids: Tensor | None) -> Tensor:
+    if ids is None:
+        raise ValueError("each client has a row of its own: give the clients' ids")
+    return ids.cpu()
 
 
 def round_rows(clipped: Tree, step: float) -> Tree:
@@ -1012,6 +1141,23 @@ def split(numbers: Array, like: Tree) -> dict[str, Array]:
         found[name] = numbers[..., used : used + width].reshape(shape)
         used += width
     return found
+
+
+def split_flat(flat: Tensor, shapes: Shapes) -> Tree:
+    """Return a vector cut into leaves of these shapes, in the order of their names."""
+    names = sorted(shapes)
+    parts = torch.split(flat, [math.prod(shapes[name]) for name in names])
+    found = {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
+    return {name: found[name] for name in shapes}
+
+
+def _keys_of(ids: Tensor, entropy: ClientEntropy, rows: Tree) -> NDArray[np.uint32]:
+    """Return a fresh key of each client."""
+    clients = ids.tolist()
+    _check_ids(clients, rows)
+    if isinstance(entropy, ClientSources):
+        return entropy.keys(clients)
+    return draw_keys([entropy(client) for client in clients])
 
 
 def _check_ids(clients: list[int], rows: Tree) -> None:

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.core.files import replacing, write_atomically
-from coterie.core.tree import Tree, map_arrays
+from coterie.core.tree import Tree, map_arrays, to
 
+_MOST_THERE = 4 << 30  # bytes of releases in the memory of a GPU
 _PREFIX = "leaf."  # keeps a leaf called "file" apart from the arguments of numpy.savez
 _DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 Arrays = Mapping[str, NDArray[Any]]
@@ -55,14 +56,20 @@ class Transcript(Protocol):
 
 
 class MemoryTranscript:
-    """A transcript in memory."""
+    """A transcript in memory; releases that a GPU made stay there while they are few."""
 
     def __init__(self) -> None:
         self._values: dict[int, Tree] = {}
+        self._there = 0
 
     def write(self, index: int, value: Tree) -> str:
         """Store a value; there is no file, hence no digest."""
-        self._values[index] = _copy(value)
+        there = sum(leaf.nbytes for leaf in value.values() if leaf.is_cuda)
+        self._there += there
+        self._values[index] = dict(value) if there else _copy(value)
+        if self._there > _MOST_THERE:
+            self._values = {number: to(kept, "cpu") for number, kept in self._values.items()}
+            self._there = 0
         return ""
 
     def read(self, index: int) -> Tree:
@@ -93,7 +100,7 @@ class FolderTranscript:
 
     def write(self, index: int, value: Tree) -> str:
         """Store a value, atomically and synced."""
-        arrays = {name: leaf.numpy() for name, leaf in value.items()}
+        arrays = {name: leaf.cpu().numpy() for name, leaf in value.items()}
         if not arrays:
             raise ValueError(f"release {index} has no leaf: there is nothing to store")
         if not self._writes:
@@ -180,7 +187,7 @@ def _unpack(archive: zipfile.ZipFile, places: Sequence[str], prefix: str) -> Arr
 
 
 def _copy(value: Tree) -> Tree:
-    return map_arrays({name: leaf.numpy().copy() for name, leaf in value.items()})
+    return map_arrays({name: leaf.cpu().numpy().copy() for name, leaf in value.items()})
 
 
 def _pack(arrays: Arrays) -> bytes:

@@ -228,8 +228,9 @@ def _where(good: Tensor, after: Tree, start: Tree) -> Tree:
 
 
 def _norms(tree: Tree) -> Tensor:
-    squares = [leaf.reshape(len(leaf), -1).square().sum(dim=1) for leaf in tree.values()]
-    return torch.stack(squares).sum(dim=0).sqrt()
+    norms = [torch.linalg.vector_norm(leaf.flatten(1), dim=1) for leaf in tree.values()]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return whole
 
 
 def largest_squares(clients: Clients) -> Tensor:

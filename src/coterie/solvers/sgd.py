@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree
+from coterie.core.tree import Tree, send
 from coterie.data.federated import Clients, Task
 from coterie.models import Linear, Model
 
@@ -49,6 +49,8 @@ _CACHED = 1 << 20
 # Places of a stack whose clients take steps by their numbers of rows. A place waits while the one
 # with most steps still works, so more places would wait more.
 _UNEVEN = 64
+# Clients, and their places; everybody as slices, which are copied at once.
+Pair = tuple[Tensor | slice, Tensor | slice]
 _KEPT = 16  # recordings
 _WARM_UP = 3
 
@@ -274,8 +276,8 @@ class Schedule:
     clients: Clients
     index: Tensor  # (steps, width, batch) rows of the flat arrays
     share: Tensor  # (steps, width, batch) one over the number of rows in the batch, or 0
-    starts: dict[int, tuple[Tensor, Tensor]]  # by step: clients that begin, and their places
-    ends: dict[int, tuple[Tensor, Tensor]]  # by step: clients that are done before it
+    starts: dict[int, Pair]  # by step: clients that begin, and their places
+    ends: dict[int, Pair]  # by step: clients that are done before it
     seeds: Tensor | None = None  # (steps, width) for models with dropout
 
     @classmethod
@@ -289,30 +291,35 @@ class Schedule:
         stream: Rng | None = None,
     ) -> "Schedule":
         """Return the steps of clients with these batches, (c, steps, batch) row numbers."""
-        begin = _begins(clients.ranks.numpy(), steps, width)
-        place = clients.ranks.numpy() % width
+        ranks, starts = clients.ranks.numpy(), clients.starts.numpy()
+        begin, place = _begins(ranks, steps, width), ranks % width
+        length = int((begin + steps).max(initial=0))
         # One entry for each step of each client: whose, which of its own, and when.
         who = np.repeat(np.arange(len(steps)), steps)
         own = np.arange(len(who)) - np.repeat(np.cumsum(steps) - steps, steps)
         when, where = begin[who] + own, place[who]
-        local = batches[who, own]
+        local, full = batches[who, own], 1 / max(batches.shape[2], 1)
         missing = local < 0
-        length = int((begin + steps).max(initial=0))
-        index = np.zeros((length, width, local.shape[1]), dtype=np.int64)
-        index[when, where] = np.where(missing, local[:, :1], local)
-        index[when, where] += clients.starts.numpy()[who, None]
-        share = np.zeros(index.shape)
-        share[when, where] = ~missing / np.maximum((~missing).sum(axis=1, keepdims=True), 1)
+        weights: Any = full
+        if missing.any():
+            local = np.where(missing, local[:, :1], local)
+            weights = ~missing / np.maximum((~missing).sum(axis=1, keepdims=True), 1)
+        kind = np.float64 if like.dtype == torch.float64 else np.float32
+        index = np.zeros((length, width, batches.shape[2]), dtype=np.int64)
+        share = np.zeros(index.shape, dtype=kind)
+        at = when * width + where
+        index.reshape(-1, batches.shape[2])[at] = local + starts[who, None]
+        share.reshape(-1, batches.shape[2])[at] = weights
         seeds = None
         if stream is not None:
             drawn = np.zeros((length, width), dtype=np.int64)
             drawn[when, where] = stream.words(clients.ids.numpy()[who], own).astype(np.int64)
-            seeds = torch.from_numpy(drawn).to(like.device)
+            seeds = send(torch.from_numpy(drawn), like.device)
         dense = isinstance(clients.features, Tensor)
         return cls(
             clients=clients,
-            index=torch.from_numpy(index).to(like.device if dense else "cpu"),
-            share=torch.from_numpy(share).to(like),
+            index=send(torch.from_numpy(index), like.device if dense else "cpu"),
+            share=send(torch.from_numpy(share), like.device).to(like.dtype),
             starts=_by_step(begin, steps, place, like.device),
             ends=_by_step(begin + steps, steps, place, like.device),
             seeds=seeds,
@@ -349,14 +356,21 @@ def _begins(ranks: Integers, steps: Integers, width: int) -> Integers:
 
 def _by_step(
     when: Integers, steps: Integers, place: Integers, device: torch.device
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return clients that take steps, and their places, by step."""
-    found = {}
-    order = np.flatnonzero(steps)[np.argsort(when[steps > 0], kind="stable")]
-    for who in np.split(order, np.flatnonzero(np.diff(when[order])) + 1):
+) -> dict[int, Pair]:
+    """Return clients that take steps, and their places, by step; slices if it is everybody."""
+    found: dict[int, Pair] = {}
+    order = np.flatnonzero(steps)
+    if len(order) and (when[order] == when[order[0]]).all():
+        if len(order) == len(place) and (place == np.arange(len(place))).all():
+            return {int(when[0]): (slice(None), slice(0, len(place)))}
+        groups = [order]
+    else:
+        order = order[np.argsort(when[order], kind="stable")]
+        groups = np.split(order, np.flatnonzero(np.diff(when[order])) + 1)
+    for who in groups:
         if len(who):
-            pair = (torch.from_numpy(who).to(device), torch.from_numpy(place[who]).to(device))
-            found[int(when[who[0]])] = pair
+            here, there = torch.from_numpy(who), torch.from_numpy(place[who])
+            found[int(when[who[0]])] = (send(here, device), send(there, device))
     return found
 
 
@@ -378,7 +392,9 @@ class Stack:
     weights: list[Tensor]
     toward: dict[str, Tensor]
 
-    def load(self, work: "_Work", result: Tree, who: Tensor, places: Tensor) -> None:
+    def load(
+        self, work: "_Work", result: Tree, who: Tensor | slice, places: Tensor | slice
+    ) -> None:
         """Put clients into places, at the start of their steps."""
         near = () if work.near is None else tuple(work.near.toward[name] for name in self.toward)
         mine = [*self.params.values(), *self.anchors, *self.weights, *self.toward.values()]
@@ -392,7 +408,9 @@ class Stack:
             for leaf in self.velocities:
                 leaf[places] = 0
 
-    def store(self, work: "_Work", result: Tree, who: Tensor, places: Tensor) -> None:
+    def store(
+        self, work: "_Work", result: Tree, who: Tensor | slice, places: Tensor | slice
+    ) -> None:
         """Write the trained leaves of clients that are done."""
         for name in work.trained:
             result[name][who] = self.params[name].detach()[places]
