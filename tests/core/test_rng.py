@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.core.rng import Rng, derive_key
+from coterie.core.rng import Rng, derive_key, derive_keys
 
 MASK = (1 << 64) - 1
 names = st.lists(st.one_of(st.integers(), st.text(max_size=8)), max_size=4).map(tuple)
@@ -156,3 +156,9 @@ def test_torch_takes_the_largest_key():
     Rng(MASK).torch()
     Rng(MASK).numpy()
     assert Rng(MASK).keys(np.array([0])).shape == (1,)
+
+
+@given(names, st.lists(st.integers(0, MASK), max_size=5))
+def test_keys_derived_together_are_those_derived_one_by_one(parts, numbers):
+    wanted = [derive_key(*parts, number) for number in numbers]
+    assert derive_keys(numbers, *parts).tolist() == wanted

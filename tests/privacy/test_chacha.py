@@ -210,6 +210,21 @@ def test_every_client_has_a_key_of_its_own():
     assert normals_on(torch.device("cpu"), [], 777).shape == (0, 777)
 
 
+@pytest.mark.parametrize("clients", [[], [0], [7, 3, 2**40], list(range(0, 2000, 7))])
+def test_keys_of_clients_drawn_together_are_those_of_their_sources(clients):
+    for round in range(3):
+        sources = client_entropy(11, round)
+        # NumPy's own generator, opened for each client.
+        wanted = draw_keys([sources(client) for client in clients])
+        assert np.array_equal(sources.keys(clients), wanted)
+
+
+def test_keys_of_clients_are_fresh_in_real_runs():
+    drawn = np.concatenate([client_entropy(None, 0).keys(range(50)) for _ in range(2)])
+    assert drawn.shape == (100, 8)
+    assert len(np.unique(drawn)) > 790  # of 800 words of 32 bits
+
+
 INTERPRETED = """
 import numpy as np, torch
 from coterie.privacy import chacha, chacha_gpu

@@ -106,7 +106,8 @@ def test_real_noise_comes_from_the_system(monkeypatch):
         bound(MECHANISM, zeros, torch.arange(3), client_entropy(None, 0))[0].total["w"]
         for _ in range(2)
     )
-    assert asked == [32] * 6  # a key for each client and draw, which ChaCha20 expands
+    # A key of 32 bytes for each client and draw, which ChaCha20 expands; one read for all three.
+    assert asked == [3 * 32] * 2
     assert not torch.equal(first, second)
     assert not not_normal(second.numpy() / (0.7 * 1.3 * math.sqrt(3)))
 

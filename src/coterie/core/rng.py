@@ -8,6 +8,7 @@ Privacy noise and cohorts do not come from here: see `coterie.privacy.entropy`.
 import hashlib
 import operator
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,27 @@ if TYPE_CHECKING:  # planning and accounting do not load torch
 
 def derive_key(*parts: str | int) -> int:
     """Derive a 64-bit key from names and numbers (BLAKE2b); distinct inputs give distinct keys."""
+    return int.from_bytes(_hashed(*parts).digest(), "little")
+
+
+def derive_keys(numbers: Sequence[int], *parts: str | int) -> NDArray[np.uint64]:
+    """Derive the keys of numbers: `derive_key(*parts, number)` of each."""
+    before, found = _hashed(*parts), bytearray()
+    for number in numbers:
+        one = before.copy()
+        one.update(_encoded(number))
+        found += one.digest()
+    return np.frombuffer(bytes(found), dtype="<u8")
+
+
+def _hashed(*parts: str | int) -> "hashlib.blake2b":
+    return hashlib.blake2b(b"".join(map(_encoded, parts)), digest_size=8)
+
+
+def _encoded(part: str | int) -> bytes:
     # A number is the same name whatever its type (int, numpy.int64, True).
-    plain = [str(part) if isinstance(part, str) else operator.index(part) for part in parts]
-    encoded = [repr(part).encode() for part in plain]
-    joined = b"".join(len(text).to_bytes(4, "little") + text for text in encoded)
-    return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")
+    text = repr(str(part) if isinstance(part, str) else operator.index(part)).encode()
+    return len(text).to_bytes(4, "little") + text
 
 
 @dataclass(frozen=True)

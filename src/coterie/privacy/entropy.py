@@ -16,7 +16,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.core.rng import derive_key
+from coterie.core.rng import derive_key, derive_keys
+
+Words = NDArray[np.uint64]
 
 
 class Entropy(Protocol):
@@ -59,6 +61,9 @@ def open_entropy(seed: int | None, purpose: str, index: int, client: int | None 
     return SystemEntropy() if seed is None else SeededEntropy(seed, purpose, index, client)
 
 
+_CLIENT_NOISE = "client-noise"
+
+
 @dataclass(frozen=True)
 class ClientSources:
     """Each client's own source of a round, by the client's id.
@@ -72,13 +77,14 @@ class ClientSources:
 
     def __call__(self, client: int) -> Entropy:
         """Open a client's source."""
-        return open_entropy(self.seed, "client-noise", self.round, client)
+        return open_entropy(self.seed, _CLIENT_NOISE, self.round, client)
 
     def keys(self, clients: Sequence[int]) -> NDArray[np.uint32]:
         """Draw a fresh key for each client, (k, 8): those of `draw_keys`, all at once."""
-        if self.seed is not None:
-            return draw_keys([self(client) for client in clients])
-        return np.frombuffer(os.urandom(32 * len(clients)), dtype="<u4").reshape(-1, 8)
+        if self.seed is None:
+            return np.frombuffer(os.urandom(32 * len(clients)), dtype="<u4").reshape(-1, 8)
+        keys = derive_keys(clients, self.seed, _CLIENT_NOISE, self.round)
+        return _first_words(keys).astype("<u8").view("<u4")
 
 
 def client_entropy(seed: int | None, round: int) -> ClientSources:
@@ -95,6 +101,33 @@ def draw_keys(sources: Sequence[Entropy]) -> NDArray[np.uint32]:
     """Draw a key of 256 bits from each source, (k, 8); a key is for one use."""
     words = [source.words(4) for source in sources]
     return np.array(words, dtype="<u8").reshape(-1, 4).view("<u4")
+
+
+def _first_words(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the first four words of `np.random.Philox` under each key, (k, 4), all at once.
+
+    Philox 4x64 with 10 rounds (Salmon et al. 2011), counter 1; opening a generator for each client
+    takes longer than its noise.
+    """
+    even, odd = np.zeros((2, 2, len(keys)), dtype=np.uint64)  # words 0 and 2, words 1 and 3
+    even[0] = 1
+    key = np.stack([keys, np.zeros_like(keys)])
+    with np.errstate(over="ignore"):
+        for _ in range(10):
+            # High and low words of two products of 128 bits.
+            u, v = even >> _HALF, even & _LOW
+            cross = _FACTORS[0] * v + (_FACTORS[1] * v >> _HALF)
+            rest = _FACTORS[1] * u + (cross & _LOW)
+            high = _FACTORS[0] * u + (cross >> _HALF) + (rest >> _HALF)
+            even, odd = high[::-1] ^ odd ^ key, (even * _FACTORS[2])[::-1]
+            key = key + _WEYL
+    return np.stack([even[0], odd[0], even[1], odd[1]], axis=1)
+
+
+_HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
+_WEYL = np.array([[0x9E3779B97F4A7C15], [0xBB67AE8584CAA73B]], dtype=np.uint64)
+_WHOLE = np.array([[0xD2E7470EE14C6C93], [0xCA5A826395121157]], dtype=np.uint64)
+_FACTORS = (_WHOLE >> _HALF, _WHOLE & _LOW, _WHOLE)
 
 
 def normals(entropy: Entropy, count: int) -> NDArray[np.float64]:
