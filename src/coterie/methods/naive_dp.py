@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, add, map_leaves, stack, subtract, take
+from coterie.core.tree import Tree, add, map_leaves, send, stack, subtract, take
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Notes, Post, Rounds, Shape, register
 from coterie.methods.proximal import Proximal
@@ -109,4 +109,4 @@ class NaiveDP(Proximal):
 
     def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Return the released rows."""
-        return take(shared, clients.ids.to(clients.device))
+        return take(shared, send(clients.ids, clients.device))

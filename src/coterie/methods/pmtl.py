@@ -66,6 +66,7 @@ from coterie.core.tree import (
     by_row,
     finite_or,
     map_leaves,
+    send,
     stack,
     subtract,
     take,
@@ -283,7 +284,7 @@ class PMTL(Proximal):
         if not self.clusters:
             return self._whole(shared, clients.spec)
         check_membership(len(self.clusters), clients.spec.clients, "clusters")
-        return take(shared, self._places(clients.ids).to(clients.device))
+        return take(shared, send(self._places(clients.ids), clients.device))
 
     def _whole(self, shared: Tree, spec: Spec) -> Tree:
         """Return the shared model with what is not released of it at the public start."""
@@ -324,12 +325,14 @@ class PMTL(Proximal):
 
     def _placed(self, change: Tree, ids: Tensor) -> Tree:
         """Put each client's change into the slot of its cluster, among zeros."""
-        places = self._places(ids)
+        slots = max(self.clusters) + 1
+        device = next(iter(change.values())).device
+        # As numbers of rows of (clients * slots, ...).
+        rows = send(self._places(ids) + slots * torch.arange(len(ids)), device)
 
         def place(leaf: Tensor) -> Tensor:
-            slots = leaf.new_zeros(len(places), max(self.clusters) + 1, *leaf.shape[1:])
-            slots[torch.arange(len(places)), places] = leaf
-            return slots
+            flat = leaf.new_zeros(len(leaf) * slots, *leaf.shape[1:])
+            return flat.index_copy_(0, rows, leaf).reshape(len(leaf), slots, *leaf.shape[1:])
 
         return map_leaves(place, change)
 
@@ -339,7 +342,7 @@ class PMTL(Proximal):
             return add(shared, post.mean)
         members = torch.bincount(torch.tensor(self.clusters))
         # post.mean is over the expected cohort of all clients: a cluster's is its share of that.
-        more = len(self.clusters) / members.float()
+        more = send(len(self.clusters) / members.float(), post.device)
         return add(shared, map_leaves(lambda leaf: leaf * by_row(more, leaf), post.mean))
 
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from coterie.core.rng import Rng
-from coterie.core.tree import Tree, map_leaves, stack, subtract
+from coterie.core.tree import Tree, map_leaves, send, stack, subtract
 from coterie.data.federated import Clients, Spec
 from coterie.methods.base import Method, Notes, Post, Serving, check_numbers, register
 from coterie.methods.pmtl import begin, begun, check_membership
@@ -192,7 +192,7 @@ class Related(Proximal):
         relation = self.relation(clients.spec.clients)
         ids = clients.ids.cpu()
         factors = -relation.factors[ids] * relation.signs / relation.diagonal[ids, None]
-        factors = (factors * relation.unit * clients.spec.clients).to(clients.device)
+        factors = send(factors * relation.unit * clients.spec.clients, clients.device)
 
         def towards(start: Tensor, sums: Tensor) -> Tensor:
             moved: Tensor = torch.tensordot(factors.to(sums), sums, dims=1)
@@ -226,7 +226,7 @@ class Related(Proximal):
         )
         origin = anchor if self.change_from == "anchor" else _start(shared)
         relation = self.relation(clients.spec.clients)
-        rows = (relation.factors[clients.ids.cpu()] / relation.unit).to(clients.device)
+        rows = send(relation.factors[clients.ids.cpu()] / relation.unit, clients.device)
         return begun(after), map_leaves(
             lambda leaf: torch.einsum("cr,c...->cr...", rows.to(leaf), leaf),
             subtract(after, origin),
@@ -236,8 +236,7 @@ class Related(Proximal):
         """Take the released mean of what clients sent, and what is public of it; damped."""
         # Of the mean relation the inner product is 1 for any number of clients.
         relation = self._given or mean_relation(1)
-        known = -relation.inner * relation.signs
-        step = relation.step
+        known, step = send(-relation.inner * relation.signs, post.device), relation.step
 
         def move(sums: Tensor, mean: Tensor) -> Tensor:
             if self.change_from == "anchor":

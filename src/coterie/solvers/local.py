@@ -228,7 +228,7 @@ def _where(good: Tensor, after: Tree, start: Tree) -> Tree:
 
 
 def _norms(tree: Tree) -> Tensor:
-    norms = [torch.linalg.vector_norm(leaf.flatten(1), dim=1) for leaf in tree.values()]
+    norms = [torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), dim=1) for leaf in tree.values()]
     whole: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
     return whole
 
