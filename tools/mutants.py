@@ -265,8 +265,8 @@ MUTANTS = (
     Mutant(
         "one client's noise for the whole block",
         "privacy/mechanisms.py",
-        "[entropy(client) for client in clients], numbers)",
-        "[entropy(clients[0]) for client in clients], numbers)",
+        "        return entropy.keys(clients)\n",
+        "        return entropy.keys([clients[0]] * len(clients))\n",
         "tests/statistics/test_local.py",
     ),
     Mutant(
@@ -278,9 +278,9 @@ MUTANTS = (
     ),
     Mutant(
         "a contribution that leaves without its noise",
-        "privacy/billboard.py",
-        "        clipped = mechanism.perturb_rows(clipped, ids, entropy)\n",
-        "        pass\n",
+        "privacy/mechanisms.py",
+        "            clipped = self.perturb_rows(clipped, ids, entropy)\n",
+        "            pass\n",
         "tests/properties/test_local.py",
     ),
     Mutant(
@@ -704,8 +704,8 @@ MUTANTS = (
     Mutant(
         "keyed noise: one key for all clients of a block",
         "privacy/entropy.py",
-        "words = [source.words(4) for source in sources]",
-        "words = [sources[0].words(4)] * len(sources)",
+        "keys = derive_keys(clients, self.seed",
+        "keys = derive_keys([clients[0]] * len(clients), self.seed",
         "tests/statistics/test_local.py",
     ),
     Mutant(
@@ -746,8 +746,8 @@ MUTANTS = (
     Mutant(
         "ranks: every rank computes all clients",
         "engine/simulate.py",
-        "self.speed.clients(self.shared), self.owned):",
-        "self.speed.clients(self.shared)):",
+        "self.speed.clients(like), self.owned):",
+        "self.speed.clients(like)):",
         "tests/engine/test_ranks.py",
     ),
     Mutant(
