@@ -135,8 +135,7 @@ class Store:
                 found = torch.from_numpy(rows[name].cpu().numpy()[inside])
                 _write(leaf, places, found)
             else:
-                here = there if leaf.is_cuda else index
-                leaf[here] = rows[name].to(leaf.device, leaf.dtype)
+                _put(leaf, there if leaf.is_cuda else index, rows[name])
         self.started[index] = True
 
     def kept(self, ids: Ids) -> Ids:
@@ -441,4 +440,12 @@ def _picked(leaf: Tensor, index: Tensor | slice, device: torch.device) -> Tensor
     """Return a copy of rows on a device."""
     if isinstance(index, slice):
         return leaf[index].to(device, copy=True)
-    return leaf[index].to(device)
+    return leaf.index_select(0, index).to(device)
+
+
+def _put(leaf: Tensor, index: Tensor | slice, rows: Tensor) -> None:
+    rows = rows.to(leaf.device, leaf.dtype)
+    if isinstance(index, slice):
+        leaf[index] = rows
+    else:
+        leaf.index_copy_(0, index, rows)

@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -434,26 +434,13 @@ class GaussianSum(Mechanism):
         clipped, kept = clip_rows(rows, self.bound - step * math.sqrt(numbers) / 2)
         return round_rows(clipped, step), kept
 
-    def facts(self, numbers: int) -> "Facts":
-        """Return the public numbers of a release of rows of this many numbers, for kernels."""
-        from coterie.privacy.sums_gpu import Facts
-
-        step = self.step(numbers)
-        return Facts(
-            limit=self.bound - step * math.sqrt(numbers) / 2,
-            raised=1 + (numbers + 16) * 2.0**-52,
-            step=step,
-            noise=self.deviation / step,
-            coarse=self.release_step(numbers),
-        )
-
     def fused_on(self, device: torch.device, totals: Shapes) -> bool:
         """Return whether a GPU makes sums and noise: the numbers of the CPU, see `sums_gpu`."""
         if device.type != "cuda" or type(self) not in _FUSED:
             return False
         kernels = _kernels()
         numbers = count_numbers(totals) // max(self.rows, 1)
-        return kernels is not None and self.facts(numbers).fits and kernels.serves(device)
+        return kernels is not None and facts_of(self, numbers).fits and kernels.serves(device)
 
     def sum_bounded(
         self, rows: Tree, ids: Tensor | None, entropy: ClientEntropy | None
@@ -474,7 +461,7 @@ class GaussianSum(Mechanism):
         """Return what `sum_bounded` does, of float32 rows side by side on a GPU."""
         from coterie.privacy import sums_gpu
 
-        total, kept = sums_gpu.sum_rows(flat, self.facts(flat.shape[1]))
+        total, kept = sums_gpu.sum_rows(flat, facts_of(self, flat.shape[1]))
         return split_flat(total, shapes), kept
 
     def draws(self, totals: Shapes) -> int:
@@ -492,7 +479,7 @@ class GaussianSum(Mechanism):
         from coterie.privacy import sums_gpu
 
         flat = torch.cat([total[name].reshape(-1) for name in sorted(total)])
-        noisy = sums_gpu.add_noise(flat, self.facts(numbers), draw_keys([entropy]))
+        noisy = sums_gpu.add_noise(flat, facts_of(self, numbers), draw_keys([entropy]))
         return split_flat(noisy, {name: tuple(leaf.shape) for name, leaf in total.items()})
 
     def add_normals(self, total: Tree, drawn: Array) -> Tree:
@@ -559,7 +546,7 @@ class GaussianRows(GaussianSum):
         """Return each clipped row in its place, on a GPU."""
         from coterie.privacy import sums_gpu
 
-        clipped, kept = sums_gpu.clip_rows(flat, self.facts(flat.shape[1]))
+        clipped, kept = sums_gpu.clip_rows(flat, facts_of(self, flat.shape[1]))
         places = _places(ids).to(flat.device)
         total, used = {}, 0
         for name in sorted(shapes):
@@ -657,7 +644,7 @@ class LocalGaussianSum(GaussianSum):
         if entropy is None:
             raise ValueError("each client adds noise of its own: give the clients' entropy")
         keys = _keys_of(_places(ids), entropy, {"": flat})
-        total, kept = sums_gpu.sum_rows(flat, self.facts(flat.shape[1]), keys)
+        total, kept = sums_gpu.sum_rows(flat, facts_of(self, flat.shape[1]), keys)
         return split_flat(total, shapes), kept
 
     def draws(self, totals: Shapes) -> int:
@@ -1026,6 +1013,21 @@ def discrete_laplace(scale: int, words: _Words) -> int:
 
 _FUSED: tuple[type[GaussianSum], ...] = (GaussianSum, GaussianRows, LocalGaussianSum)
 """The classes whose sums and noise a GPU makes; not what is derived from them elsewhere."""
+
+
+@lru_cache(maxsize=64)
+def facts_of(one: GaussianSum, numbers: int) -> "Facts":
+    """Return the public numbers of a release of rows of this many numbers, for kernels."""
+    from coterie.privacy.sums_gpu import Facts
+
+    step = one.step(numbers)
+    return Facts(
+        limit=one.bound - step * math.sqrt(numbers) / 2,
+        raised=1 + (numbers + 16) * 2.0**-52,
+        step=step,
+        noise=one.deviation / step,
+        coarse=one.release_step(numbers),
+    )
 
 
 @cache
