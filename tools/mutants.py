@@ -746,8 +746,8 @@ MUTANTS = (
     Mutant(
         "ranks: every rank computes all clients",
         "engine/simulate.py",
-        "self.speed.clients(like), self.owned):",
-        "self.speed.clients(like)):",
+        "self.speed.clients(like), self.owned)\n",
+        "self.speed.clients(like))\n",
         "tests/engine/test_ranks.py",
     ),
     Mutant(

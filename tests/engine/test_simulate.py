@@ -218,3 +218,88 @@ def test_a_round_allocates_nothing_for_clients_that_are_not_drawn():
     finally:
         tracemalloc.stop()
     assert max(peaks[1:]) < clients, f"{peaks[1:]} bytes at most in a round of {clients} clients"
+
+
+def large(data):
+    """Targets far from zero: first models are longer than a step without doubt may make them."""
+    return replace(data, targets=50 + 30 * data.targets)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, math.inf])
+def test_a_round_with_doubts_about_steps_is_made_again(data, monkeypatch, epsilon):
+    # On a GPU the host does not wait for the check of steps. Here the CPU passes for a GPU.
+    from coterie.engine import simulate as engine
+
+    plan = plan_of(
+        method=PMTL(solver="sgd", sgd=SGD(lr=0.3, epochs=3)),
+        privacy=Privacy(epsilon=epsilon, relation="replace"),
+        sampler=FixedSize(7),
+        rounds=8,
+    )
+    waited, calls = simulate(plan, large(data)), []
+    half = engine.client_half
+    monkeypatch.setattr(engine._Simulation, "_overlaps", True)
+    monkeypatch.setattr(engine, "_WAITS", 2)
+    monkeypatch.setattr(engine, "client_half", lambda *a: calls.append(a[0].round) or half(*a))
+    went_on = simulate(plan, large(data))
+    repeated = {number for number in calls if calls.count(number) == 2}
+    assert repeated and 0 not in repeated and len(calls) == 8 + len(repeated)
+    for tree, other in (
+        (waited.shared, went_on.shared),
+        (waited.models.leaves, went_on.models.leaves),
+        *((a.value, b.value) for a, b in zip(waited.posts, went_on.posts, strict=True)),
+    ):
+        for name, leaf in tree.items():
+            assert torch.equal(leaf, other[name])
+    assert waited.zeroed == went_on.zeroed
+
+
+def test_a_round_that_is_made_again_is_charged_once(data, monkeypatch):
+    from coterie.engine import simulate as engine
+    from coterie.privacy.ledger import Ledger
+
+    seen = []
+    charge, release = Ledger.charge, Ledger.release
+    monkeypatch.setattr(Ledger, "charge", lambda *a: seen.append(("charge", a[1])) or charge(*a))
+    monkeypatch.setattr(Ledger, "release", lambda *a: seen.append(("release", a[1])) or release(*a))
+    monkeypatch.setattr(engine._Simulation, "_overlaps", True)
+    plan = plan_of(
+        method=PMTL(solver="sgd", sgd=SGD(lr=0.3, epochs=3)),
+        privacy=Privacy(epsilon=1.0, relation="replace"),
+        sampler=FixedSize(7),
+    )
+    outcome = simulate(plan, large(data))
+    assert [number for what, number in seen if what == "release"] == [0, 1, 2, 3]
+    assert (
+        seen.count(("charge", 1)) == 2
+    )  # a charge that stands is taken up again, as after a crash
+    assert outcome.billboard.ledger.charged == {0, 1, 2, 3}
+    for number in range(4):
+        assert seen.index(("charge", number)) < seen.index(("release", number))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("noise", ["gaussian", "local"])
+def test_what_is_drawn_ahead_on_a_gpu_moves_no_bit(monkeypatch, noise):
+    from coterie.engine import simulate as engine
+    from coterie.methods.base import Shape
+    from coterie.methods.naive_dp import NaiveDP
+    from coterie.models import MLP
+
+    data = synthetic("mean", clients=30, rows=(5, 9), features=6, seed=0).data
+    for kind in (PMTL, NaiveDP):
+        method = kind(model=MLP(), sgd=SGD(lr=0.5, steps=3, batch=4))
+        if noise == "local" and method.shape is Shape.ROWS:
+            continue
+        privacy = Privacy(noise_multiplier=1.0, relation="replace", noise=noise)
+        plan = plan_of(method=method, privacy=privacy, sampler=FixedSize(12), rounds=6)
+        found = []
+        for overlaps in (True, False):
+            with monkeypatch.context() as patch:
+                patch.setattr(engine._Simulation, "_overlaps", overlaps)
+                found.append(simulate(plan, data, speed=Speed(device="cuda")))
+        for name, leaf in found[0].models.leaves.items():
+            assert torch.equal(leaf, found[1].models.leaves[name])
+        for a, b in zip(found[0].posts, found[1].posts, strict=True):
+            assert all(torch.equal(a.value[name], b.value[name]) for name in a.value)

@@ -120,6 +120,11 @@ class Clients:
         )
 
     @cached_property
+    def ahead(self) -> dict[Any, Any]:
+        """What solvers drew for these clients, not for parts of them, before it was needed."""
+        return {}
+
+    @cached_property
     def index(self) -> Tensor:
         """Flat row numbers, shape (c, longest); padding points anywhere and is always masked."""
         import torch

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,14 +42,17 @@ from coterie.methods.base import Duality, Method, Shape, per_row_leaves
 from coterie.methods.finetune import Finetune
 from coterie.planning.plan import Plan, Speed
 from coterie.planning.stragglers import Clock, Stragglers
-from coterie.privacy.billboard import Billboard, Bounded, Post
+from coterie.privacy.billboard import Billboard, Bounded, Post, Release
 from coterie.privacy.entropy import open_entropy
 from coterie.privacy.guarantee import Guarantee
 from coterie.privacy.ledger import LedgerError
+from coterie.solvers.local import Doubts, checked_later
 from coterie.solvers.sgd import computed_in
 
 _ERRORS = 10
 """Errors of clients that are kept."""
+_WAITS = 16
+"""Rounds in which the host waits for steps on a GPU, after one that was made twice."""
 
 
 @dataclass(frozen=True)
@@ -331,6 +334,9 @@ class _Simulation:
         self._noted = 0
         self._zeroed = torch.zeros((), dtype=torch.int64, device=speed.device)
         self._next_look = 0
+        self._next: tuple[int, Ids, float | None, list[Clients]] | None = None
+        self._patience = 0  # rounds until doubts are noted again
+        self._taken: list[tuple[Ids, Tree]] = []  # personal state of a round that may be repeated
         self._errors: tuple[str, ...] = ()
         try:
             self.store = self._open_personal()
@@ -375,16 +381,73 @@ class _Simulation:
 
     def _round(self, number: int) -> tuple[int, float | None]:
         """Run one round: the client's half by blocks, then the server's half."""
-        cohort, seconds = self.ranks.share(self._cohort(number))
+        cohort, seconds, blocks = self._drawn(number)
+        doubts = self._doubts(blocks)
+        before = self._zeroed, self._errors
         with self.billboard.charged(number, self.speed.device) as release:
-            for part in self._parts(number, cohort):
+            for part in self._parts(number, cohort, blocks, doubts):
                 release.add(part)
-            release.combine(self.ranks)
-            self.shared, _ = server_half(self.plan.method, self.shared, release)
-            self.ranks.share(self.shared)
+            self._draw_ahead(number + 1)
+            if doubts is None or not doubts.any():
+                self._finish(release)
+                return len(cohort), seconds
+        # Nothing was published. The round is made again, with the personal state from before it.
+        self._zeroed, self._errors = before
+        self._put_back()
+        self._patience = _WAITS
+        with self.billboard.charged(number, self.speed.device) as release:
+            for part in self._parts(number, cohort, self._cut(cohort), None):
+                release.add(part)
+            self._finish(release)
+        return len(cohort), seconds
+
+    def _finish(self, release: Release) -> None:
+        """Publish a round's release, and keep the clients' new state."""
+        release.combine(self.ranks)
+        self.shared, _ = server_half(self.plan.method, self.shared, release)
+        self.ranks.share(self.shared)
+        self._taken = []
         self.store.commit()
         self._note_zeroed()
-        return len(cohort), seconds
+
+    def _drawn(self, number: int) -> tuple[Ids, float | None, Iterable[Clients]]:
+        """Return a round's cohort, its time and its blocks, drawn ahead or now."""
+        if self._next is not None and self._next[0] == number:
+            return self._next[1:]
+        cohort, seconds = self.ranks.share(self._cohort(number))
+        return cohort, seconds, self._cut(cohort)
+
+    def _draw_ahead(self, number: int) -> None:
+        """Draw the next round while a GPU computes this one."""
+        self._next = None
+        if not self._overlaps or number >= self.plan.posts:
+            return
+        cohort, seconds = self._cohort(number)
+        blocks = list(self._cut(cohort))
+        if len(blocks) == 1:
+            self.plan.method.draw_ahead(blocks[0], self.rng.at("client", number))
+        self._next = (number, cohort, seconds, blocks)
+
+    @property
+    def _overlaps(self) -> bool:
+        """Whether a GPU computes while this process, which is alone, does something else."""
+        return self.speed.device != "cpu" and self.ranks.size == 1
+
+    def _doubts(self, blocks: Iterable[Clients]) -> Doubts | None:
+        """Return where to note doubts about steps, if a round may be made again for them.
+
+        It may if all its clients are one block, whose personal state is on the GPU.
+        """
+        self._patience = max(0, self._patience - 1)
+        one = isinstance(blocks, list) and len(blocks) == 1
+        if not one or self._patience or self.folder is not None or self.speed.store != "memory":
+            return None
+        return Doubts()
+
+    def _put_back(self) -> None:
+        """Undo the staging of this round's personal state, which is in memory."""
+        for ids, rows in self._taken:
+            self.store.put(ids, rows)
 
     def _assist_round(self, number: int) -> None:
         """Compute this rank's clients in a round; rank 0 releases the sum of all ranks."""
@@ -393,13 +456,15 @@ class _Simulation:
             name: torch.zeros(shape, dtype=torch.float64)
             for name, shape in self.billboard.shapes(number).items()
         }
-        for part in self._parts(number, cohort):
+        for part in self._parts(number, cohort, self._cut(cohort), None):
             total = add(total, to(part.total, "cpu"))
         self.ranks.add(total)
         self.shared = self.ranks.share(self.shared)
         self.store.commit()
 
-    def _parts(self, number: int, cohort: Ids) -> Iterator[Bounded]:
+    def _parts(
+        self, number: int, cohort: Ids, blocks: Iterable[Clients], doubts: Doubts | None
+    ) -> Iterator[Bounded]:
         """Yield the bounded sums of this rank's clients by blocks, and stage their new state."""
         shared = to(self.shared, self.speed.device)
         state = RoundState(
@@ -413,8 +478,10 @@ class _Simulation:
         )
         self.store.discard()
         zeroed = torch.zeros((), dtype=torch.int64, device=self.speed.device)
-        for block, personal in self._blocks(cohort, shared):
-            half = client_half(state, personal, block)
+        for block, personal in self._with_state(blocks, shared):
+            with checked_later(doubts):
+                half = client_half(state, personal, block)
+            self._taken = [] if doubts is None else [(block.ids.numpy(), personal)]
             yield half.part
             self.store.stage(block.ids.numpy(), half.personal)
             zeroed = zeroed + half.zeroed.sum().to(zeroed.device)
@@ -428,13 +495,22 @@ class _Simulation:
 
     def _blocks(self, ids: Ids, shared: Tree) -> Iterator[tuple[Clients, Tree]]:
         """Yield the clients' rows by blocks, with their personal state."""
-        method, spec = self.plan.method, self.data.spec
+        return self._with_state(self._cut(ids), shared)
+
+    def _with_state(
+        self, blocks: Iterable[Clients], shared: Tree
+    ) -> Iterator[tuple[Clients, Tree]]:
+        first = partial(self.plan.method.init_client_state, shared, self.data.spec)
+        for block in blocks:
+            yield block, self.store.take(block.ids.numpy(), first)
+
+    def _cut(self, ids: Ids) -> Iterator[Clients]:
+        """Yield the clients' rows by blocks."""
+        method = self.plan.method
         # Where everybody has a row of the shared tree, a client works on its own row only.
         rows = method.shape is Shape.ROWS
-        like = method.contribution(spec) if rows else self.shared
-        for block in self.data.blocks(ids, self.speed.clients(like), self.owned):
-            first = partial(method.init_client_state, shared, spec)
-            yield block, self.store.take(block.ids.numpy(), first)
+        like = method.contribution(self.data.spec) if rows else self.shared
+        return self.data.blocks(ids, self.speed.clients(like), self.owned)
 
     def _cohort(self, number: int) -> tuple[Ids, float | None]:
         entropy = open_entropy(self.plan.simulation_seed, "cohort", number)

@@ -192,6 +192,13 @@ class Method(ABC):
     ) -> tuple[Tree, Tree]:
         """Return the clients' new personal state and their contributions to the round."""
 
+    def draw_ahead(self, clients: Clients, rng: Rng) -> None:
+        """Draw what `local_update` needs of this stream and no model, into `clients.ahead`.
+
+        A simulation calls it while a GPU computes the round before. It changes speed only.
+        """
+        return
+
     def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Return the personal state, given the factor of each contribution that clipping kept."""
         return after

@@ -47,6 +47,10 @@ class Proximal(Method):
         """Return the local problem of a round."""
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
 
+    def draw_ahead(self, clients: Clients, rng: Rng) -> None:
+        """Draw the batches of the next round."""
+        self.problem().draw_ahead(clients, rng)
+
     def last_problem(self) -> LocalProblem:
         """Return the problem that every client solves after the last round, which is free."""
         problem = self.problem()

@@ -105,7 +105,10 @@ class Post:
             # A tensor: a GPU multiplies by the reciprocal of a number, which rounds differently.
             like = next(iter(self.value.values()))
             over = torch.full((), self.cohort, dtype=torch.float64, device=like.device)
-            return {name: (leaf / over).float() for name, leaf in self.value.items()}
+            flat = torch.cat([leaf.reshape(-1) for leaf in self.value.values()])
+            parts = torch.split((flat / over).float(), [x.numel() for x in self.value.values()])
+            pairs = zip(self.value.items(), parts, strict=True)
+            return {name: part.reshape(leaf.shape) for (name, leaf), part in pairs}
         means = {name: leaf.numpy() / self.cohort for name, leaf in self.value.items()}
         return map_arrays({name: mean.astype(np.float32) for name, mean in means.items()})
 

@@ -10,6 +10,8 @@ nothing about it, so this costs no privacy.
 """
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,6 +34,49 @@ _SMALL = 1024  # features of least squares
 _SMALL_CLASSES, _SMALL_WEIGHTS = 256, 2048  # features, and features times outputs, of classes
 # Rows of a client, and parameters of all, in one piece of the Fisher information.
 _FISHER_ROWS, _FISHER = 16, {"cpu": 1 << 22, "cuda": 1 << 27}
+
+
+class Doubts:
+    """Which models have grown, noted on a GPU while the host goes on.
+
+    Steps without doubts need no check of losses. Whoever collects doubts takes the steps again,
+    outside of `checked_later`, if there are any.
+    """
+
+    def __init__(self) -> None:
+        self._flags: list[tuple[Tensor, torch.cuda.Event | None]] = []
+
+    def note(self, doubtful: Tensor) -> None:
+        """Ask the GPU for these flags."""
+        flag, event = doubtful.any(), None
+        if flag.is_cuda:
+            here = torch.empty((), dtype=torch.bool, pin_memory=True)
+            flag = here.copy_(flag, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._flags.append((flag, event))
+
+    def any(self) -> bool:
+        """Wait for the flags, and return whether one is set."""
+        for flag, event in self._flags:
+            if event is not None:
+                event.synchronize()
+            if bool(flag):
+                return True
+        return False
+
+
+_LATER: ContextVar[Doubts | None] = ContextVar("later", default=None)
+
+
+@contextmanager
+def checked_later(doubts: Doubts | None) -> Iterator[None]:
+    """Note doubts about steps on a GPU in this block, in place of waiting for them."""
+    before = _LATER.set(doubts)
+    try:
+        yield
+    finally:
+        _LATER.reset(before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +167,12 @@ class LocalProblem:
                 after[name] = after[name].index_copy(0, here, leaf)
         return self._guard(start, after, clients, keep_failed)
 
+    def draw_ahead(self, clients: Clients, rng: Rng) -> None:
+        """Draw the batches of a `solve` by steps with this stream; see `Clients.ahead`."""
+        linear = isinstance(self.model, Linear) and clients.spec.task == "regression"
+        if not (linear or self.is_exact(clients.spec)):
+            self.sgd.draw_ahead(self.model, clients, rng)
+
     def _steps(
         self,
         sgd: SGD,
@@ -165,6 +216,10 @@ class LocalProblem:
         """
         sizes = _norms(after)
         doubtful = ~(sizes <= 2 * _norms(start) + 1)  # NaN is doubtful too
+        later = _LATER.get()
+        if later is not None:
+            later.note(doubtful)
+            return after
         if not bool(doubtful.any()):
             return after
         good = sizes.isfinite()

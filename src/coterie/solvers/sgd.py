@@ -329,6 +329,12 @@ class Schedule:
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all clients begin at once, and are done at once."""
+        pairs = (*self.starts.values(), *self.ends.values())
+        return all(isinstance(who, slice) for who, _ in pairs)
+
     def at(self, step: int) -> Batch:
         """Return the batch of a step."""
         share, index = self.share[step], self.index[step]
@@ -410,11 +416,15 @@ class Stack:
                 leaf[places] = 0
 
     def store(
-        self, work: "_Work", result: Tree, who: Tensor | slice, places: Tensor | slice
+        self, work: "_Work", result: dict[str, Tensor], who: Tensor | slice, places: Tensor | slice
     ) -> None:
         """Write the trained leaves of clients that are done."""
         for name in work.trained:
-            result[name][who] = self.params[name].detach()[places]
+            trained = self.params[name].detach()[places]
+            if isinstance(who, slice):
+                result[name] = trained.clone()
+            else:
+                result[name][who] = trained
 
 
 @dataclass(frozen=True)
@@ -592,28 +602,51 @@ class SGD:
         """
         trained = trained_leaves(start, only)
         proximal = Proximal.checked(start, anchor, len(clients), lam, trained)
-        keys, counts = rng.keys(clients.ids), clients.counts.numpy()
-        steps, lr = self.count_steps(counts), self.rate(round)
+        steps, lr = self.count_steps(clients.counts.numpy()), self.rate(round)
         plain = near is None and len(trained) == len(start) and not proximal.weights
         if plain and self.fast and _is_linear(model) and _fits_kernel(start, clients):
+            keys = rng.keys(clients.ids)
             return self._compiled(start, clients, proximal, keys=keys, steps=steps, lr=lr)
-        result = {name: leaf.detach().clone() for name, leaf in start.items()}
         if not steps.any():
-            return result
+            return {name: leaf.detach().clone() for name, leaf in start.items()}
         work = _Work(model, clients.spec.task, tuple(trained), proximal, near, lr)
+        like = next(iter(start.values()))
+        schedule = clients.ahead.pop((self, rng, model.draws, like.dtype), None)
+        if schedule is None:
+            width = self.stack_width(model, start, clients)
+            schedule = self._schedule(model, clients, rng, width, like)
+        # What is written as a whole need not be copied first.
+        whole = trained if schedule.is_whole else []
+        result = {
+            name: leaf.detach() if name in whole else leaf.detach().clone()
+            for name, leaf in start.items()
+        }
+        self._train(work, result, schedule)
+        return result
+
+    def draw_ahead(self, model: Model, clients: Clients, rng: Rng) -> None:
+        """Draw the batches of a call with this stream before it comes; see `Clients.ahead`."""
+        if self.count_steps(clients.counts.numpy()).any() and clients.device.type == "cuda":
+            like = torch.empty(0, device=clients.device)
+            width = self.stack_width(model, {}, clients)
+            schedule = self._schedule(model, clients, rng, width, like)
+            clients.ahead[self, rng, model.draws, like.dtype] = schedule
+
+    def _schedule(
+        self, model: Model, clients: Clients, rng: Rng, width: int, like: Tensor
+    ) -> Schedule:
         from coterie.solvers.sgd_kernels import draw_batches
 
-        like = next(iter(result.values()))
-        schedule = Schedule.plan(
+        keys, counts = rng.keys(clients.ids), clients.counts.numpy()
+        steps = self.count_steps(counts)
+        return Schedule.plan(
             clients,
             draw_batches(keys, counts, steps, self.batch),
             steps,
-            self.stack_width(model, result, clients),
+            width,
             like,
             rng.at("coins") if model.draws else None,  # the name is part of the stream
         )
-        self._train(work, result, schedule)
-        return result
 
     def stack_width(self, model: Model, params: Tree, clients: Clients) -> int:
         """Return how many clients are computed side by side, from public numbers alone.
@@ -647,7 +680,7 @@ class SGD:
             found = self.epochs * -(-counts // self.batch)
         return np.minimum(found, self.most_steps or found).astype(np.int64)
 
-    def _train(self, work: "_Work", result: Tree, schedule: Schedule) -> None:
+    def _train(self, work: "_Work", result: dict[str, Tensor], schedule: Schedule) -> None:
         recording = self._recording(work, result, schedule)
         stack = self._stack(work, result, schedule) if recording is None else recording.stack
         maker = stacked_gradient if self.fast else general_gradient
