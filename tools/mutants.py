@@ -88,9 +88,8 @@ MUTANTS = (
     Mutant(
         "realised cohort as denominator",
         "engine/simulate.py",
-        "            self.shared, _ = server_half(",
-        "            self.billboard._cohort = max(len(cohort), 1)\n"
-        "            self.shared, _ = server_half(",
+        "        state = RoundState(",
+        "        self.billboard._cohort = max(len(cohort), 1)\n        state = RoundState(",
         "tests/engine/test_simulate.py",
     ),
     Mutant(

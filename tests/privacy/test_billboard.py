@@ -621,3 +621,31 @@ def test_changing_a_part_after_it_was_bounded_does_not_exceed_the_bound():
     made, _ = bound(MECHANISM, given)
     given["w"].mul_(1e9)
     assert made.total["w"].abs().max() <= 1
+
+
+def test_a_release_with_its_noise_takes_no_further_part_and_is_the_same(place):
+    early, late = open_board(place), open_board(None)
+    with early.charged(0) as release:
+        release.add(part(0.25))
+        release.perturb()
+        release.perturb()  # once, however often it is asked for
+        with pytest.raises(RuntimeError, match="no part may be added"):
+            release.add(part(0.5))
+        assert early.next == 0  # nothing is out
+        post = release.publish()
+    assert torch.equal(post.value["w"], late.post([part(0.25)]).value["w"])
+    early.ledger.close()
+
+
+def test_noise_that_is_not_published_is_forgotten(place):
+    board = open_board(place, seed=None)
+    with board.charged(0) as release:
+        release.perturb()
+        (unpublished, _), board_next = release._noisy, board.next
+    assert release._noisy is None and board_next == 0
+    with pytest.raises(RuntimeError, match="closed"):
+        release.publish()
+    post = board.post([])  # under the same charge, with fresh noise
+    assert board.ledger.charged == {0}
+    assert not torch.equal(post.value["w"], unpublished["w"])
+    board.ledger.close()

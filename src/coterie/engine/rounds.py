@@ -205,13 +205,15 @@ def _stacked_half(state: RoundState, personal: Tree, clients: Clients) -> Client
     return ClientHalf(part, after, zeroed)
 
 
-def server_half(method: Method, shared: Tree, release: Release) -> tuple[Tree, Post]:
+def server_half(
+    method: Method, shared: Tree, release: Release, on_device: bool = False
+) -> tuple[Tree, Post]:
     """Publish the sum of the contributions, and update the shared tree by the release.
 
-    Where a GPU made the release, the tree is updated there, if the method can do that.
+    With `on_device`, the tree is updated where the release was made.
     """
     post = release.publish()
-    if not method.on_device:
+    if not on_device:
         post = post.on("cpu")
     return method.server_update(to(shared, post.device), post), post
 

@@ -330,6 +330,7 @@ class _Simulation:
         rule = plan.method.rounds(data.spec)
         self.duality = rule.duality if is_free else None
         self.diverged = rule.diverged if is_free else None
+        self.ahead, self.on_device = rule.ahead, rule.on_device
         self._ended: int | None = None
         self._noted = 0
         self._zeroed = torch.zeros((), dtype=torch.int64, device=speed.device)
@@ -387,6 +388,8 @@ class _Simulation:
         with self.billboard.charged(number, self.speed.device) as release:
             for part in self._parts(number, cohort, blocks, doubts):
                 release.add(part)
+            if doubts is not None:
+                release.perturb()
             self._draw_ahead(number + 1)
             if doubts is None or not doubts.any():
                 self._finish(release)
@@ -404,7 +407,7 @@ class _Simulation:
     def _finish(self, release: Release) -> None:
         """Publish a round's release, and keep the clients' new state."""
         release.combine(self.ranks)
-        self.shared, _ = server_half(self.plan.method, self.shared, release)
+        self.shared, _ = server_half(self.plan.method, self.shared, release, self.on_device)
         self.ranks.share(self.shared)
         self._taken = []
         self.store.commit()
@@ -424,8 +427,8 @@ class _Simulation:
             return
         cohort, seconds = self._cohort(number)
         blocks = list(self._cut(cohort))
-        if len(blocks) == 1:
-            self.plan.method.draw_ahead(blocks[0], self.rng.at("client", number))
+        if len(blocks) == 1 and self.ahead is not None:
+            self.ahead(blocks[0], self.rng.at("client", number))
         self._next = (number, cohort, seconds, blocks)
 
     @property

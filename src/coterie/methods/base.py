@@ -61,6 +61,10 @@ class Rounds:
             eps_t proportional to t^alpha, ("geometric", Q) for Q^-t. None for none.
         diverged: From the shared tree to why the steps have diverged, or ""; a run without privacy
             then stops. None for steps that cannot diverge.
+        ahead: From (clients, stream) of a round: draw what `local_update` needs of this stream and
+            no model into `clients.ahead`. A simulation calls it while a GPU computes the round
+            before; it changes speed only. None for nothing.
+        on_device: Whether `server_update` works on any device, if tree and release are on the same.
     """
 
     between: tuple[int, int] = (3, 25)
@@ -73,6 +77,8 @@ class Rounds:
     duality: Duality | None = None
     spending: tuple[Literal["power", "geometric"], float] | None = None
     diverged: Callable[[Tree], str] | None = None
+    ahead: Callable[[Clients, Rng], None] | None = None
+    on_device: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +149,6 @@ class Method(ABC):
     """A frozen dataclass whose fields are its hyperparameters; it has no other state."""
 
     kind: ClassVar[str] = ""
-    on_device: ClassVar[bool] = False
-    """Whether `server_update` works on any device, if tree and release are on the same one."""
     model: Model
 
     def __post_init__(self) -> None:
@@ -191,13 +195,6 @@ class Method(ABC):
         self, shared: Tree, personal: Tree, clients: Clients, rng: Rng, round: int
     ) -> tuple[Tree, Tree]:
         """Return the clients' new personal state and their contributions to the round."""
-
-    def draw_ahead(self, clients: Clients, rng: Rng) -> None:
-        """Draw what `local_update` needs of this stream and no model, into `clients.ahead`.
-
-        A simulation calls it while a GPU computes the round before. It changes speed only.
-        """
-        return
 
     def on_clipped(self, before: Tree, after: Tree, kept: Tensor) -> Tree:
         """Return the personal state, given the factor of each contribution that clipping kept."""

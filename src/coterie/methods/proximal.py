@@ -11,7 +11,7 @@ import torch
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, add
 from coterie.data.federated import Clients, Spec
-from coterie.methods.base import Method, Notes, Post, Shape, check_numbers
+from coterie.methods.base import Method, Notes, Post, Rounds, Shape, check_numbers
 from coterie.solvers.local import How, LocalProblem
 from coterie.solvers.sgd import SGD
 
@@ -23,7 +23,6 @@ class Proximal(Method):
     """
 
     shape = Shape.SUM
-    on_device = True
     lam: float = 0.0
     solver: How = "sgd"
     sgd: SGD
@@ -47,9 +46,9 @@ class Proximal(Method):
         """Return the local problem of a round."""
         return LocalProblem(model=self.model, how=self.solver, sgd=self.sgd, lam=self.lam)
 
-    def draw_ahead(self, clients: Clients, rng: Rng) -> None:
-        """Draw the batches of the next round."""
-        self.problem().draw_ahead(clients, rng)
+    def rounds(self, spec: Spec) -> Rounds:
+        """Return the usual rule; batches can be drawn ahead."""
+        return replace(super().rounds(spec), ahead=self.problem().draw_ahead, on_device=True)
 
     def last_problem(self) -> LocalProblem:
         """Return the problem that every client solves after the last round, which is free."""

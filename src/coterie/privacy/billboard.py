@@ -350,8 +350,10 @@ class Billboard:
             entropy = DrawnAhead(entropy, mechanism.draws(shapes))
         return mechanism, shapes, entropy
 
-    def _publish(self, index: int, total: Tree, entropy: Entropy) -> Post:
-        value, past = self._mechanisms[index].perturb_after(total, entropy, self._past)
+    def _perturbed(self, index: int, total: Tree, entropy: Entropy) -> tuple[Tree, Past]:
+        return self._mechanisms[index].perturb_after(total, entropy, self._past)
+
+    def _publish(self, index: int, value: Tree, past: Past) -> Post:
         self._ledger.release(index, self._transcript.write(index, value))
         self._past = past  # noise that was not released is forgotten
         return self._seal(index, value)
@@ -412,12 +414,13 @@ class Release:
         # NumPy, on one thread: torch would wake its threads for each of these small sums.
         self._total = {name: np.zeros(shape) for name, shape in self._shapes.items()}
         self._there: Tree | None = None  # the sum of parts that are on a GPU
+        self._noisy: tuple[Tree, Past] | None = None
         self._is_here = False
         self._seen: set[int] = set()
 
     def add(self, part: Bounded) -> None:
         """Add a bounded sum of contributions; refuse one of another mechanism, or given twice."""
-        self._opened()
+        self._opened(to_add=True)
         self._check(part)
         _check_once(self._seen, part.marks)
         self._seen |= part.marks
@@ -435,17 +438,28 @@ class Release:
         Assumes that the processes are one trusted simulation, see `coterie.core.ranks`; sites of a
         deployment are not, and their sums enter through `admit`.
         """
-        self._opened()
+        self._opened(to_add=ranks.size > 1)
         if ranks.size > 1:
             found = ranks.add(self._sum("cpu"))
             self._total = {name: leaf.numpy() for name, leaf in found.items()}
             self._there, self._is_here = None, True
 
+    def perturb(self) -> None:
+        """Add the noise; nothing may be added to the sum any more.
+
+        The result stays in here until `publish`, and is forgotten without it.
+        """
+        if self._noisy is None:
+            self._noisy = self._opened()._perturbed(self.index, self._sum(), self._entropy)
+
     def publish(self) -> Post:
-        """Perturb the sum and publish it: from here on it is public."""
+        """Publish the sum with its noise: from here on it is public."""
         billboard = self._opened()
+        self.perturb()
+        noisy = self._noisy
+        assert noisy is not None
         self.close()
-        return billboard._publish(self.index, self._sum(), self._entropy)
+        return billboard._publish(self.index, *noisy)
 
     def _sum(self, device: str = "") -> Tree:
         """Return the sum so far; on the GPU if all parts are there, unless a device is given."""
@@ -458,12 +472,14 @@ class Release:
         return there
 
     def close(self) -> None:
-        """Refuse further contributions."""
-        self._billboard = None
+        """Refuse further contributions, and forget noise that was not published."""
+        self._billboard = self._noisy = None
 
-    def _opened(self) -> Billboard:
+    def _opened(self, to_add: bool = False) -> Billboard:
         if self._billboard is None:
             raise RuntimeError(f"release {self.index} is closed: it is published once")
+        if to_add and self._noisy is not None:
+            raise RuntimeError(f"release {self.index} has its noise: no part may be added")
         return self._billboard
 
     def _check(self, part: Bounded) -> None:

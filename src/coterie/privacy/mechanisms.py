@@ -625,7 +625,7 @@ class LocalGaussianSum(GaussianSum):
         numbers = numbers_per_row(rows)
         step, coarse = self.step(numbers), self.release_step(numbers)
         device = next(iter(rows.values())).device
-        noise = normals_of(device, _keys_of(ids, entropy, rows), numbers)
+        noise = normals_on(device, _keys_of(ids, entropy, rows), numbers)
         noise.mul_(self.deviation / step).round_().mul_(step)
         used = 0
         for name in sorted(rows):
@@ -1045,13 +1045,8 @@ def is_on_gpu(tree: Tree) -> bool:
     return any(leaf.is_cuda for leaf in tree.values())
 
 
-def normals_on(device: torch.device, sources: Sequence[Entropy], count: int) -> Tensor:
-    """Draw standard normals of each source, (k, count) on the device: those of `normals`."""
-    return normals_of(device, draw_keys(sources), count)
-
-
-def normals_of(device: torch.device, keys: NDArray[np.uint32], count: int) -> Tensor:
-    """Return the standard normals of keys, (k, count) on the device."""
+def normals_on(device: torch.device, keys: NDArray[np.uint32], count: int) -> Tensor:
+    """Return standard normals of each key, (k, count) on the device: those of `normals`."""
     from coterie.privacy.chacha import normals_of_keys
 
     found = None

@@ -21,9 +21,10 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from coterie.core.files import replacing, write_atomically
-from coterie.core.tree import Tree, map_arrays, to
+from coterie.core.tree import Tree, map_arrays, map_leaves, to
 
 _MOST_THERE = 4 << 30  # bytes of releases in the memory of a GPU
 _PREFIX = "leaf."  # keeps a leaf called "file" apart from the arguments of numpy.savez
@@ -66,7 +67,7 @@ class MemoryTranscript:
         """Store a value; there is no file, hence no digest."""
         there = sum(leaf.nbytes for leaf in value.values() if leaf.is_cuda)
         self._there += there
-        self._values[index] = dict(value) if there else _copy(value)
+        self._values[index] = map_leaves(Tensor.clone, value) if there else _copy(value)
         if self._there > _MOST_THERE:
             self._values = {number: to(kept, "cpu") for number, kept in self._values.items()}
             self._there = 0
