@@ -39,7 +39,7 @@ _FARTHEST = 14.0
 """No normal of `chacha` is as large: tail probabilities are at least 2^-129."""
 _FACTS = len(_TABLE)  # where the facts begin in the table
 _SPLIT, _LANES = 16, 1024  # programs for a row's norm, and numbers that one reads at a time
-_COLUMNS, _CLIENTS = 256, 8  # columns and clients of a program of a sum
+_COLUMNS, _CLIENTS = 512, 8  # columns and clients of a program of a sum
 _STREAM = 128  # blocks of the key stream of a program
 
 
