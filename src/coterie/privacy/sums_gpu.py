@@ -75,20 +75,19 @@ def sum_rows(
     With `keys`, each row gets the noise of its own key, as a message of local noise.
     """
     clients, numbers = rows.shape
-    table, part = _table(facts, rows.device), _norms(rows)
+    table, kept = _table(facts, rows.device), _factors(rows, facts)
     total = torch.zeros(numbers, dtype=torch.float64, device=rows.device)
-    kept = torch.empty(clients, dtype=torch.float64, device=rows.device)
     groups = triton.cdiv(clients, _CLIENTS)
-    how = {"FACTS": _FACTS, "SPLIT": _SPLIT, "EACH": _CLIENTS, "enable_fp_fusion": False}
+    how = {"FACTS": _FACTS, "EACH": _CLIENTS, "enable_fp_fusion": False}
     if keys is None:
         _sum[(triton.cdiv(numbers, _COLUMNS), groups)](
-            rows, part, table, total, kept, numbers, clients, COLUMNS=_COLUMNS, **how
+            rows, kept, table, total, numbers, clients, COLUMNS=_COLUMNS, **how
         )
     else:
         chacha.check_keys(keys, numbers)
         blocks = triton.cdiv(numbers, 4)
         _sum_messages[(triton.cdiv(blocks, _STREAM), groups)](
-            rows, part, table, _sent(keys, rows.device), total, kept, numbers, clients,
+            rows, kept, table, _sent(keys, rows.device), total, numbers, clients,
             STREAM=_STREAM, **how,
         )  # fmt: skip
     return total, kept
@@ -98,10 +97,10 @@ def clip_rows(rows: Tensor, facts: Facts) -> tuple[Tensor, Tensor]:
     """Return clipped rows on the grid of sums, (c, n) in float64, and the factor kept of each."""
     clients, numbers = rows.shape
     out = torch.empty(clients, numbers, dtype=torch.float64, device=rows.device)
-    kept = torch.empty(clients, dtype=torch.float64, device=rows.device)
+    kept = _factors(rows, facts)
     _clip[(triton.cdiv(numbers, _COLUMNS), clients)](
-        rows, _norms(rows), _table(facts, rows.device), out, kept, numbers, COLUMNS=_COLUMNS,
-        FACTS=_FACTS, SPLIT=_SPLIT, enable_fp_fusion=False,
+        rows, kept, _table(facts, rows.device), out, numbers, COLUMNS=_COLUMNS,
+        FACTS=_FACTS, enable_fp_fusion=False,
     )  # fmt: skip
     return out, kept
 
@@ -181,13 +180,18 @@ def flat_rows(leaves: Sequence[Tensor]) -> Tensor:
     return torch.cat(flats, dim=1) if len(flats) > 1 else flats[0].contiguous()
 
 
-def _norms(rows: Tensor) -> Tensor:
-    part = torch.empty(len(rows), _SPLIT, dtype=torch.float64, device=rows.device)
-    _squares[(_SPLIT, len(rows))](
-        rows, part, rows.shape[1], TRIPS=triton.cdiv(rows.shape[1], _SPLIT * _LANES),
-        SPLIT=_SPLIT, LANES=_LANES, enable_fp_fusion=False,
+def _factors(rows: Tensor, facts: Facts) -> Tensor:
+    """Return the factor kept of each row."""
+    clients, numbers = rows.shape
+    part = torch.empty(clients, _SPLIT, dtype=torch.float64, device=rows.device)
+    kept = torch.empty(clients, dtype=torch.float64, device=rows.device)
+    _squares[(_SPLIT, clients)](
+        rows, part, numbers, TRIPS=triton.cdiv(numbers, _SPLIT * _LANES), SPLIT=_SPLIT,
+        LANES=_LANES, enable_fp_fusion=False,
     )  # fmt: skip
-    return part
+    table = _table(facts, rows.device)
+    _kept[(clients,)](part, table, kept, FACTS=_FACTS, SPLIT=_SPLIT, enable_fp_fusion=False)
+    return kept
 
 
 @lru_cache(maxsize=64)
@@ -223,13 +227,15 @@ def _rint(x, table, FACTS: tl.constexpr):
 
 
 @triton.jit
-def _kept(part, client, table, FACTS: tl.constexpr, SPLIT: tl.constexpr):
-    """Return the factor of a client, 0 if a number of its row is not finite."""
+def _kept(part, table, kept, FACTS: tl.constexpr, SPLIT: tl.constexpr):
+    """Store the factor of a client, 0 if a number of its row is not finite."""
+    client = tl.program_id(0)
     limit, one = tl.load(table + FACTS), tl.load(table + 10)
     squares = tl.sum(tl.load(part + client * SPLIT + tl.arange(0, SPLIT)), axis=0)
     norm = tl.sqrt(squares) * tl.load(table + FACTS + 1)
     factor = tl.where(norm > limit, limit / tl.where(norm > 0, norm, one), one)
-    return tl.where(norm < tl.load(table + FACTS + 8), factor, one * 0)  # false for NaN as well
+    good = norm < tl.load(table + FACTS + 8)  # false for NaN as well
+    tl.store(kept + client, tl.where(good, factor, one * 0))
 
 
 @triton.jit
@@ -242,8 +248,8 @@ def _steps(rows, at, mask, factor, table, FACTS: tl.constexpr):
 
 @triton.jit
 def _sum(  # noqa: PLR0913, PLR0917
-    rows, part, table, total, kept, numbers, clients,
-    COLUMNS: tl.constexpr, EACH: tl.constexpr, FACTS: tl.constexpr, SPLIT: tl.constexpr,
+    rows, kept, table, total, numbers, clients,
+    COLUMNS: tl.constexpr, EACH: tl.constexpr, FACTS: tl.constexpr,
 ):  # fmt: skip
     j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(1) * EACH
@@ -251,24 +257,21 @@ def _sum(  # noqa: PLR0913, PLR0917
     for k in range(EACH):
         client = tl.minimum(first + k, clients - 1)
         mask = (j < numbers) & (first + k < clients)
-        factor = _kept(part, client, table, FACTS, SPLIT)
+        factor = tl.load(kept + client)
         found += _steps(rows, client.to(tl.int64) * numbers + j, mask, factor, table, FACTS)
-        tl.store(kept + client, factor, mask=tl.program_id(0) == 0)
     tl.atomic_add(total + j, found * tl.load(table + FACTS + 3), mask=j < numbers)
 
 
 @triton.jit
 def _clip(  # noqa: PLR0913, PLR0917
-    rows, part, table, out, kept, numbers,
-    COLUMNS: tl.constexpr, FACTS: tl.constexpr, SPLIT: tl.constexpr,
+    rows, kept, table, out, numbers, COLUMNS: tl.constexpr, FACTS: tl.constexpr
 ):  # fmt: skip
     j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     client = tl.program_id(1).to(tl.int64)
-    factor = _kept(part, client, table, FACTS, SPLIT)
+    factor = tl.load(kept + client)
     at = client * numbers + j
     found = _steps(rows, at, j < numbers, factor, table, FACTS) * tl.load(table + FACTS + 3)
     tl.store(out + at, found, mask=j < numbers)
-    tl.store(kept + client, factor, mask=tl.program_id(0) == 0)
 
 
 @triton.jit
@@ -288,8 +291,8 @@ def _message(rows, at, mask, factor, drawn, table, FACTS: tl.constexpr):
 
 @triton.jit
 def _sum_messages(  # noqa: PLR0913, PLR0917
-    rows, part, table, keys, total, kept, numbers, clients,
-    STREAM: tl.constexpr, EACH: tl.constexpr, FACTS: tl.constexpr, SPLIT: tl.constexpr,
+    rows, kept, table, keys, total, numbers, clients,
+    STREAM: tl.constexpr, EACH: tl.constexpr, FACTS: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * STREAM + tl.arange(0, STREAM)
     j, first = 4 * i, tl.program_id(1) * EACH
@@ -297,7 +300,7 @@ def _sum_messages(  # noqa: PLR0913, PLR0917
     a1, a2, a3 = a0, a0, a0
     for k in range(EACH):
         client, inside = tl.minimum(first + k, clients - 1), first + k < clients
-        factor = _kept(part, client, table, FACTS, SPLIT)
+        factor = tl.load(kept + client)
         at = client.to(tl.int64) * numbers + j
         x = _blocks(keys + client * 8, i.to(tl.uint32))
         z = _normal(x[0], x[1], x[2], x[3], table)
@@ -308,7 +311,6 @@ def _sum_messages(  # noqa: PLR0913, PLR0917
         a2 += _message(rows, at + 2, inside & (j + 2 < numbers), factor, z, table, FACTS)
         z = _normal(x[12], x[13], x[14], x[15], table)
         a3 += _message(rows, at + 3, inside & (j + 3 < numbers), factor, z, table, FACTS)
-        tl.store(kept + client, factor, mask=tl.program_id(0) == 0)
     tl.atomic_add(total + j, a0, mask=j < numbers)
     tl.atomic_add(total + j + 1, a1, mask=j + 1 < numbers)
     tl.atomic_add(total + j + 2, a2, mask=j + 2 < numbers)
