@@ -263,7 +263,7 @@ def _sum(  # noqa: PLR0913, PLR0917
 
 
 @triton.jit
-def _clip(  # noqa: PLR0913, PLR0917
+def _clip(
     rows, kept, table, out, numbers, COLUMNS: tl.constexpr, FACTS: tl.constexpr
 ):  # fmt: skip
     j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
