@@ -27,7 +27,9 @@ hook, or fixed parameters is not taken apart.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -36,6 +38,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from coterie.core.tree import Tree
+from coterie.models import patches
 
 # SplitMix64 (Steele, Lea, Flood 2014), as signed words, and the multipliers of a 32-bit finaliser
 # ("lowbias32", Wellons 2018).
@@ -218,8 +221,118 @@ class _Products(torch.autograd.Function):
         return mapped.reshape(*rows.shape[:-1], mapped.shape[-1]), 0
 
 
+def on_gpu(x: Tensor) -> bool:
+    """Return whether a stack is computed by the ways of a GPU."""
+    return not x.is_cpu
+
+
+def stacked_by(one: Callable[..., Any], many: Callable[..., Any], *given: Tensor | None) -> Any:
+    """Return a function of one client's tensors, in a stack by a faster one where that can.
+
+    Args:
+        one: The function of one client; any number of outputs.
+        many: The same of a stack, with clients along the first axes; None if it cannot.
+        given: The tensors.
+    """
+    return _StackedBy.apply(one, many, *given)  # type: ignore[no-untyped-call]
+
+
+class _StackedBy(torch.autograd.Function):
+    @staticmethod
+    def forward(one: Any, many: Any, *given: Tensor | None) -> Any:
+        return one(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.one, ctx.is_given = inputs[0], [part is not None for part in inputs[2:]]
+        ctx.save_for_backward(*(part for part in inputs[2:] if part is not None))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        def one(*tensors: Tensor) -> Any:
+            left = iter(tensors)
+            return ctx.one(*(next(left) if given else None for given in ctx.is_given))
+
+        made, pull = torch.func.vjp(one, *ctx.saved_tensors)[:2]
+        found = iter(pull(grads if isinstance(made, tuple) else grads[0]))
+        return None, None, *(next(found) if given else None for given in ctx.is_given)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], one: Any, many: Any, *given: Any) -> Any:
+        made = many(
+            *(
+                None if part is None else _leading(part, dim, info.batch_size)
+                for part, dim in zip(given, in_dims[2:], strict=True)
+            )
+        )
+        if made is None:
+            made = torch.func.vmap(one, in_dims[2:])(*given)
+        return made, (0,) * len(made) if isinstance(made, tuple) else 0
+
+
 def _leading(x: Tensor, dim: int | None, clients: int) -> Tensor:
     return x.expand(clients, *x.shape) if dim is None else x.movedim(dim, 0)
+
+
+def _pooled(layer: Any, input: Tensor) -> Any:
+    size = _window(layer)
+    if size is None or not on_gpu(input) or input.dim() != 4:
+        return nn.MaxPool2d.forward(layer, input)
+    return stacked_by(
+        lambda x: functional.max_pool2d(x, size), lambda x: patches.maxima(x, size), input
+    )
+
+
+def _window(layer: Any) -> int | None:
+    # The side of square windows that fill the image.
+    sides = {
+        side
+        for given in (layer.kernel_size, layer.stride)
+        for side in (given if isinstance(given, tuple) else (given,))
+    }
+    plain = layer.padding in (0, (0, 0)) and layer.dilation in (1, (1, 1))
+    if len(sides) > 1 or not plain or layer.ceil_mode or layer.return_indices:
+        return None
+    return int(sides.pop())
+
+
+def _in_order(layer: Any, input: Any) -> Any:
+    # Convolution, ReLU and maxima as one block, where that is faster.
+    links, place = list(layer), 0
+    while place < len(links):
+        block = links[place : place + 3]
+        if isinstance(input, Tensor) and on_gpu(input) and _is_block(block, input):
+            input, place = _convolved_block(block[0], block[2], input), place + 3
+        else:
+            input, place = links[place](input), place + 1
+    return input
+
+
+def _is_block(links: list[Any], x: Tensor) -> bool:
+    kinds = [REPLACED[nn.Conv2d], nn.ReLU, REPLACED[nn.MaxPool2d]]
+    if [type(link) for link in links] != kinds or not all(map(_is_plain, links)) or x.dim() != 4:
+        return False
+    conv, _, pool = links
+    ends = set(conv._reversed_padding_repeated_twice)
+    settings = {*conv.stride, *conv.dilation, conv.groups}
+    square = len({*conv.kernel_size}) == len(ends) == 1 and conv.padding_mode == "zeros"
+    return settings == {1} and square and conv.bias is not None and _window(pool) is not None
+
+
+def _convolved_block(conv: Any, pool: Any, x: Tensor) -> Any:
+    size, padding = cast(int, _window(pool)), conv._reversed_padding_repeated_twice[0]
+
+    def one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        made = functional.relu(functional.conv2d(x, weight, bias, padding=padding))
+        return functional.max_pool2d(made, size)
+
+    def many(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor | None:
+        if patches.entries(x, weight) > patches.MOST:
+            return None
+        images = convolve(pad_images(rows_last(x), padding), weight, bias, size)
+        return images.permute(0, 4, 1, 2, 3)
+
+    return stacked_by(one, many, x, conv.weight, conv.bias)
 
 
 def _convolved(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -273,15 +386,25 @@ class _Convolution(torch.autograd.Function):
             rows = x.movedim(in_dims[0], 0)
             made = plain(rows.flatten(0, 1), weight, bias)
             return made.reshape(clients, -1, *made.shape[1:]), 0
-        if not x.is_cpu:
-            return torch.func.vmap(plain, in_dims[:3])(x, weight, bias), 0
         rows, filters = _leading(x, in_dims[0], clients), _leading(weight, in_dims[1], clients)
         shifts = None if bias is None else _leading(bias, in_dims[2], clients)
-        patches = rows[0].numel() * filters[0, 0, 0].numel()
-        if rows.dim() == 5 and how[3] == 1 and patches <= _FEW:
+        if on_gpu(x):
+            if _is_dense(rows, filters, how):
+                rows, filters, shifts = _lowered(rows, filters, shifts)
+                return patches.convolution(rows, filters, shifts, how[1]), 0
+            return torch.func.vmap(plain, in_dims[:3])(x, weight, bias), 0
+        few = rows[0].numel() * filters[0, 0, 0].numel() <= _FEW
+        if rows.dim() == 5 and how[3] == 1 and few:
             return _unfolded(rows, filters, shifts, how), 0
         each: Any = [None] * clients if shifts is None else shifts.unbind()
         return torch.stack(list(map(plain, rows.unbind(), filters.unbind(), each))), 0
+
+
+def _is_dense(rows: Tensor, filters: Tensor, how: Any) -> bool:
+    # Whether patches and batched products compute it, in one or two dimensions.
+    stride, _, dilation, groups = how
+    plain = {*stride, *dilation, groups} == {1} and rows.dim() in (4, 5)
+    return plain and patches.entries(rows, filters) <= patches.MOST
 
 
 def _unfolded(rows: Tensor, filters: Tensor, shifts: Tensor | None, how: Any) -> Tensor:
@@ -297,8 +420,8 @@ def _unfolded(rows: Tensor, filters: Tensor, shifts: Tensor | None, how: Any) ->
         for i in range(0, apart * tall, apart)
         for j in range(0, aside * broad, aside)
     ]
-    patches = torch.stack(seen, dim=2)
-    flat = patches.reshape(len(rows), -1, patches[0, 0, 0].numel())
+    columns = torch.stack(seen, dim=2)
+    flat = columns.reshape(len(rows), -1, columns[0, 0, 0].numel())
     made = filters.flatten(2) @ flat
     if shifts is not None:
         made = made + shifts[:, :, None]
@@ -502,10 +625,11 @@ def _relu(given: Tensor, recalled: Tensor, state: tuple[Tensor, ...]) -> tuple[T
 
 
 _CELLS: Mapping[str, Cell] = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu}
+_IN_ONE = ("LSTM", "GRU")  # modes with a kernel for all time steps
 
 
 def _run(layer: Any, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    # Over (time, rows, inputs), from states (layers x directions, rows, hidden).
+    # Over (time, rows, inputs), from states (layers x directions, rows, hidden); none for zeros.
     directions = 2 if layer.bidirectional else 1
     lasts: list[tuple[Tensor, ...]] = []
     for number in range(layer.num_layers):
@@ -525,17 +649,65 @@ def _run(layer: Any, x: Tensor, start: tuple[Tensor, ...]) -> tuple[Tensor, tupl
 def _run_one(
     layer: Any, x: Tensor, state: tuple[Tensor, ...], ending: str
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    cell, weight = _CELLS[layer.mode], getattr(layer, f"weight_hh_{ending}")
-    given = functional.linear(
-        x, getattr(layer, f"weight_ih_{ending}"), getattr(layer, f"bias_ih_{ending}", None)
-    )
-    bias = getattr(layer, f"bias_hh_{ending}", None)
+    names = (f"{part}_{ending}" for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    weights: list[Any] = [getattr(layer, name, None) for name in names]
     backwards = ending.endswith("_reverse")
-    outputs = []
+    steps = partial(_steps, layer.mode, backwards)
+    if on_gpu(x) and layer.mode in _IN_ONE:
+        in_one = partial(_in_one, layer.mode, backwards)
+        outputs, *rest = stacked_by(steps, in_one, x, *weights, *state)
+    else:
+        outputs, *rest = steps(x, *weights, *state)
+    return outputs, (outputs[0 if backwards else -1], *rest)
+
+
+def _steps(
+    mode: str,
+    backwards: bool,
+    x: Tensor,
+    weight: Tensor,
+    weight_hh: Tensor,
+    bias: Tensor | None,
+    bias_hh: Tensor | None,
+    *state: Tensor,
+) -> tuple[Tensor, ...]:
+    # Outputs over (time, rows, inputs), and of an LSTM the last cells.
+    if not state:
+        zeros = x.new_zeros(x.shape[1], weight_hh.shape[1])
+        state = (zeros, zeros) if mode == "LSTM" else (zeros,)
+    given, outputs = functional.linear(x, weight, bias), []
     for now in reversed(given.unbind(0)) if backwards else given.unbind(0):
-        state = cell(now, functional.linear(state[0], weight, bias), state)
+        state = _CELLS[mode](now, functional.linear(state[0], weight_hh, bias_hh), state)
         outputs.append(state[0])
-    return torch.stack(outputs[::-1] if backwards else outputs), state
+    return torch.stack(outputs[::-1] if backwards else outputs), *state[1:]
+
+
+def _in_one(mode: str, backwards: bool, *given: Tensor | None) -> tuple[Tensor, ...] | None:
+    # `_steps` of a stack by the kernels of a GPU; None if there are none for these tensors.
+    x, w, u, b, b2, *start = given
+    assert x is not None and u is not None
+    kernels, device = _recurrent_kernels(), x.device
+    low = torch.is_autocast_enabled(device.type)
+    if kernels is None or (low and torch.get_autocast_dtype(device.type) != torch.bfloat16):
+        return None
+    known = (torch.float32, torch.bfloat16) if low else (torch.float32,)
+    if any(part is not None and part.dtype not in known for part in given):
+        return None
+    kind = kernels.Kind(mode, u.shape[-1], low, device)
+    if not kernels.usable(kind, _steps):
+        return None
+    made: tuple[Tensor, ...] = kernels.recurrence(kind, backwards, x, [w, u, b, b2], tuple(start))
+    return made
+
+
+@cache
+def _recurrent_kernels() -> Any:
+    try:
+        from coterie.models import recurrent_gpu
+    except ImportError as error:
+        warnings.warn(f"recurrent layers run step by step on a GPU: {error}", stacklevel=2)
+        return None
+    return recurrent_gpu
 
 
 def _sequence(layer: Any, input: Any, hx: Any = None) -> tuple[Tensor, Any]:
@@ -546,11 +718,8 @@ def _sequence(layer: Any, input: Any, hx: Any = None) -> tuple[Tensor, Any]:
             "length (a packed sequence cannot be stacked over clients)"
         )
     x = input.transpose(0, 1) if layer.batch_first else input
-    if hx is None:
-        count = layer.num_layers * (2 if layer.bidirectional else 1)
-        parts = 2 if layer.mode == "LSTM" else 1
-        hx = (x.new_zeros(count, x.shape[1], layer.hidden_size),) * parts
-    outputs, last = _run(layer, x, (hx,) if isinstance(hx, Tensor) else tuple(hx))
+    start = () if hx is None else (hx,) if isinstance(hx, Tensor) else tuple(hx)
+    outputs, last = _run(layer, x, start)
     outputs = outputs.transpose(0, 1) if layer.batch_first else outputs
     return outputs, last if layer.mode == "LSTM" else last[0]
 
@@ -638,6 +807,8 @@ _FORWARD: Mapping[type[nn.Module], Callable[..., Any]] = {
     nn.EmbeddingBag: _embedding_bag,
     nn.GroupNorm: _group_norm,
     nn.PReLU: _prelu,
+    nn.MaxPool2d: _pooled,
+    nn.Sequential: _in_order,
     nn.Linear: _mapped,
     nn.LSTM: _sequence,
     nn.GRU: _sequence,
@@ -690,8 +861,8 @@ def chain_of(module: nn.Module, leaves: Tree, stream: DropoutStream) -> list[Ste
 
 
 def _links(module: nn.Module) -> Iterator[nn.Module]:
-    if type(module) is nn.Sequential and _is_plain(module):
-        for layer in module:
+    if type(module) is REPLACED[nn.Sequential] and _is_plain(module):
+        for layer in cast(nn.Sequential, module):
             yield from _links(layer)
     else:
         yield module

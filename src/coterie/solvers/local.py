@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree, by_row, map_leaves, take
@@ -29,6 +30,8 @@ from coterie.solvers.sgd import SGD, Batch, Near, stacked_gradient
 How = Literal["auto", "exact", "sgd"]
 _SMALL = 1024  # features of least squares
 _SMALL_CLASSES, _SMALL_WEIGHTS = 256, 2048  # features, and features times outputs, of classes
+# Rows of a client, and parameters of all, in one piece of the Fisher information.
+_FISHER_ROWS, _FISHER = 16, {"cpu": 1 << 22, "cuda": 1 << 27}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,19 +259,28 @@ def fisher(model: Model, params: Tree, clients: Clients) -> Tree:
 
     F_j = mean over own rows of (d loss(row) / d w_j)^2, with the rows' own targets (Kirkpatrick et
     al. 2017; Hu, Wu and Smith); zeros for clients without rows.
+
+    Some rows of each client are computed at once, as a stack of models with one row each; their
+    number follows from public sizes, since bits depend on the shape of a stack.
     """
-    names = list(params)
+    names, like = list(params), next(iter(params.values()))
     gradient = stacked_gradient(model, clients.spec.task, names)
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+    entries = sum(leaf.numel() for leaf in params.values())
+    most = _FISHER.get(like.device.type, _FISHER["cpu"])
+    width = max(1, min(_FISHER_ROWS, most // max(1, entries)))
+    copies = {
+        name: leaf.detach().repeat_interleave(width, dim=0).requires_grad_()
+        for name, leaf in params.items()
+    }
     found = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
-    index, mask = clients.index, clients.mask
-    for row in range(clients.longest):
-        at, real = index[:, row : row + 1], mask[:, row : row + 1]
-        x, y = clients.rows(at, real), clients.labels(at, real)
-        like = next(iter(params.values()))
-        batch = Batch(x.to(like), y, real.to(like), None)
-        for name, grad in zip(names, gradient(leaves, batch, None), strict=True):
-            found[name] += torch.where(_per_client(real[:, 0], grad), grad, 0).square()
+    index, mask = (functional.pad(part, (0, width)) for part in (clients.index, clients.mask))
+    for row in range(0, clients.longest, width):
+        at, real = index[:, row : row + width], mask[:, row : row + width]
+        x, y = clients.rows(at, real).to(like), clients.labels(at, real)
+        one = (part.flatten(0, 1)[:, None] for part in (x, y, real.to(like)))
+        for name, grad in zip(names, gradient(copies, Batch(*one), None), strict=True):
+            squares = torch.where(_per_client(real.flatten(), grad), grad, 0).square()
+            found[name] += squares.reshape(len(at), width, *grad.shape[1:]).sum(dim=1)
     counts = clients.counts.clamp_min(1).to(mask.device)
     return {name: leaf / _per_client(counts, leaf).to(leaf) for name, leaf in found.items()}
 

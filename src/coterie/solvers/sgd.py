@@ -23,11 +23,12 @@ only and choose their algorithms by shapes alone, as they do with `torch.backend
 off (torch's default). Test: tests/solvers/test_sgd.py, on the CPU and CUDA, also in bfloat16.
 """
 
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -408,6 +409,8 @@ class Recipe:
     trained: tuple[str, ...]
     lr: float
     lam: float
+    is_weighted: bool
+    nearness: float | None
     precision: Precision
     leaves: Shapes
     clients: int
@@ -433,14 +436,18 @@ class Recording:
             for name, shape in recipe.leaves
         }
         moved = [shape for name, shape in recipe.leaves if name in recipe.trained]
-        sgd, rows = recipe.sgd, recipe.sgd.batch
+        sgd, rows, near = recipe.sgd, recipe.sgd.batch, None
+        pulled = recipe.lam > 0 or recipe.is_weighted
         self.stack = Stack(
             params,
             [zeros(*shape) for shape in moved] if sgd.momentum > 0 else [],
-            [zeros(*shape) for shape in moved] if recipe.lam > 0 else [],
-            [],
+            [zeros(*shape) for shape in moved] if pulled else [],
+            [zeros(*shape) for shape in moved] if recipe.is_weighted else [],
             {},
         )
+        if recipe.nearness is not None:
+            self.stack.toward.update((name, zeros(*shape)) for name, shape in recipe.leaves)
+            near = Near(recipe.nearness, self.stack.toward)
         self._batch = Batch(
             zeros(rows, *recipe.row),
             zeros(rows, *recipe.label, dtype=recipe.label_type),
@@ -450,7 +457,7 @@ class Recording:
         gradient = stacked_gradient(recipe.model, recipe.task, recipe.trained)
 
         def step() -> None:
-            sgd._step(self.stack, recipe, gradient(params, self._batch, None))
+            sgd._step(self.stack, recipe, gradient(params, self._batch, near))
 
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(recipe.device)  # type: ignore[no-untyped-call]
@@ -479,6 +486,16 @@ def record(recipe: Recipe) -> Recording | None:
     except RuntimeError:
         torch.cuda.synchronize(recipe.device)
         return None
+
+
+@cache
+def _kernels() -> Any:
+    try:
+        from coterie.solvers import sgd_gpu
+    except ImportError as error:
+        warnings.warn(f"local steps are not fused on a GPU: {error}", stacklevel=2)
+        return None
+    return sgd_gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -655,10 +672,9 @@ class SGD:
         )
 
     def _recording(self, work: "_Work", result: Tree, schedule: Schedule) -> Recording | None:
-        """Return a recorded step if the stack is on a GPU and the objective is a usual one."""
+        """Return a recorded step if the stack is on a GPU."""
         like = next(iter(result.values()))
-        usual = work.near is None and not work.proximal.weights
-        if not (usual and self.fast and like.is_cuda and like.dtype == torch.float32):
+        if not (self.fast and like.is_cuda and like.dtype == torch.float32):
             return None
         targets = schedule.clients.targets
         recipe = Recipe(
@@ -668,6 +684,8 @@ class SGD:
             trained=work.trained,
             lr=work.lr,
             lam=work.proximal.lam,
+            is_weighted=bool(work.proximal.weights),
+            nearness=None if work.near is None else work.near.weight,
             precision=current_precision(),
             leaves=tuple((name, tuple(leaf.shape[1:])) for name, leaf in result.items()),
             clients=schedule.index.shape[1],
@@ -683,6 +701,11 @@ class SGD:
         """Move the trained leaves by one step."""
         # One launch for all leaves. Gradients are not modified: two leaves may share one.
         leaves = [stack.params[name] for name in work.trained]
+        kernels = _kernels() if leaves[0].is_cuda else None
+        if kernels is not None and kernels.usable(leaves):
+            lists = (stack.velocities, stack.anchors, stack.weights)
+            kernels.move(leaves, grads, *lists, lr=work.lr, lam=work.lam, momentum=self.momentum)
+            return
         if stack.anchors:
             offsets = torch._foreach_sub(leaves, stack.anchors)
             if stack.weights:

@@ -1,0 +1,144 @@
+"""Convolutions and maxima of a stack of clients, by batched products with patches, for GPUs.
+
+torch computes a stack of convolutions as one with many groups, which is slow. Here every client's
+images are (channels, height, width, rows): a patch is then a run of neighbours in memory, and one
+product per client and layer is the whole convolution. Results are views in the usual order of axes,
+so the next layer finds rows last without a copy.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+# Entries of the patches of a stack, above which the products need too much memory.
+MOST = 1 << 29
+
+
+def entries(x: Tensor, weight: Tensor) -> int:
+    """Return about how many entries the patches of images (c, n, C, ...) have, without padding."""
+    return x.numel() * math.prod(weight.shape[3:])
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, padding: list[int]) -> Tensor:
+    """Convolve images (c, n, C, H, W) or (c, n, C, L) with filters of stride 1, each its own."""
+    if x.dim() == 4:
+        return convolution(x[:, :, :, None], weight[:, :, :, None], bias, [0, *padding])[:, :, :, 0]
+    made: Tensor = _Convolution.apply(x, weight, bias, padding)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: list[int]
+    ) -> Tensor:
+        images = _padded(x, padding)
+        columns = _columns(images, weight.shape[-2:])
+        flat = weight.flatten(2)
+        if bias is None:
+            made = torch.bmm(flat, columns)
+        else:
+            made = torch.baddbmm(bias[:, :, None], flat, columns)
+        ctx.save_for_backward(weight, columns)
+        ctx.images, ctx.padding = images.shape, padding
+        return _rows_second(made.reshape(*weight.shape[:2], *_sides(images, weight), -1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, columns = ctx.saved_tensors
+        flat = _rows_last(grad).flatten(2)
+        x_grad = None
+        if ctx.needs_input_grad[0]:
+            images = _fold(torch.bmm(weight.flatten(2).mT, flat), ctx.images, weight.shape[-2:])
+            high, wide = ctx.padding
+            height, width = ctx.images[2:4]
+            x_grad = _rows_second(images[:, :, high : height - high, wide : width - wide])
+        return (
+            x_grad,
+            torch.bmm(flat, columns.mT).reshape(weight.shape),
+            flat.sum(dim=2) if ctx.needs_input_grad[2] else None,
+            None,
+        )
+
+
+def _rows_last(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 4, 1).contiguous()
+
+
+def _rows_second(x: Tensor) -> Tensor:
+    return x.permute(0, 4, 1, 2, 3)
+
+
+def _padded(x: Tensor, padding: list[int]) -> Tensor:
+    # (c, n, C, H, W) -> (c, C, H + 2 high, W + 2 wide, n), contiguous.
+    if not any(padding):
+        return _rows_last(x)
+    (clients, rows, channels, height, width), (high, wide) = x.shape, padding
+    made = x.new_zeros(clients, channels, height + 2 * high, width + 2 * wide, rows)
+    made[:, :, high : high + height, wide : wide + width] = x.permute(0, 2, 3, 4, 1)
+    return made
+
+
+def _sides(images: Tensor, weight: Tensor) -> tuple[int, int]:
+    tall, broad = weight.shape[-2:]
+    return images.shape[2] - tall + 1, images.shape[3] - broad + 1
+
+
+def _columns(x: Tensor, sides: Any) -> Tensor:
+    # (c, C, H, W, n) -> (c, C tall broad, H' W' n), the patches as columns.
+    (clients, channels, height, width, rows), (tall, broad) = x.shape, sides
+    by_client, by_channel, down, along, by_row = x.stride()
+    patches = x.as_strided(
+        (clients, channels, tall, broad, height - tall + 1, width - broad + 1, rows),
+        (by_client, by_channel, down, along, down, along, by_row),
+    )
+    return patches.reshape(clients, channels * tall * broad, -1)
+
+
+def _fold(columns: Tensor, shape: tuple[int, ...], sides: Any) -> Tensor:
+    # The adjoint of `_columns`: along the width, then down the height, tall + broad sums.
+    (clients, channels, height, width, rows), (tall, broad) = shape, sides
+    down, along = height - tall + 1, width - broad + 1
+    patches = columns.reshape(clients, channels, tall, broad, down, along, rows)
+    strips = patches[:, :, :, 0]
+    if broad > 1:
+        strips = columns.new_zeros(clients, channels, tall, down, width, rows)
+        for offset in range(broad):
+            strips[:, :, :, :, offset : offset + along] += patches[:, :, :, offset]
+    if tall == 1:
+        return strips[:, :, 0]
+    folded = columns.new_zeros(shape)
+    for offset in range(tall):
+        folded[:, :, offset : offset + down] += strips[:, :, offset]
+    return folded
+
+
+def maxima(x: Tensor, pool: int) -> Tensor:
+    """Return maxima over windows of images (c, n, C, H, W); drop incomplete windows."""
+    made: Tensor = _Maxima.apply(x, pool)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Maxima(torch.autograd.Function):
+    # torch's own needs images with rows first, so two copies here and two in the backward pass.
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pool: int) -> Tensor:
+        images = _rows_last(x)
+        found, places = functional.max_pool3d(images, (pool, pool, 1), return_indices=True)
+        ctx.save_for_backward(places)
+        ctx.images = images.shape
+        return _rows_second(found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (places,) = ctx.saved_tensors
+        flat = grad.new_zeros(*ctx.images[:2], math.prod(ctx.images[2:]))
+        flat.scatter_(2, places.flatten(2), _rows_last(grad).flatten(2))
+        return _rows_second(flat.reshape(ctx.images)), None

@@ -1,0 +1,479 @@
+"""LSTM and GRU layers of a stack of clients on a GPU, in Triton: all time steps in one launch.
+
+With gates in torch's order, of client c at time t, from rows x and the state before:
+
+    LSTM: (i, f, g, o) = W x_t + b + U h + b';  c_t = sig(f) c + sig(i) tanh(g)
+          h_t = sig(o) tanh(c_t)
+    GRU:  (r, z, n) = W x_t + b;  (r', z', n') = U h + b';  m = tanh(n + sig(r + r') n')
+          h_t = m + sig(z + z') (h - m)
+
+A program computes some rows of one client; its state never leaves the chip. W x and the gradients
+of W and U are batched products of torch. Sums have a fixed order, so results repeat, and a client's
+bits do not depend on the other clients. With `low`, factors of products are bfloat16, sums and
+cells float32.
+
+Imported only on a GPU. `usable` compares with the steps of `coterie.models.layers` before the first
+use of a width on a device. Tests: tests/models/test_recurrent.py, without a GPU in Triton's
+interpreter.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Widths whose weights fit on the chip.
+WIDEST = 64
+_ROWS = 16  # of a program, the least that Triton multiplies
+_NEAR = {False: 1e-4, True: 5e-2}  # relative errors that a check allows, by `low`
+# mode, backwards, (time, rows, inputs), weights, biases, *start -> outputs, and the last cells
+Steps = Callable[..., tuple[Tensor, ...]]
+
+
+class Kind(NamedTuple):
+    """What a kernel is compiled for."""
+
+    mode: str
+    hidden: int
+    low: bool
+    device: torch.device
+
+
+_CHECKED: dict[Kind, bool] = {}
+
+
+def usable(kind: Kind, steps: Steps) -> bool:
+    """Return whether kernels compute a layer as `steps` does; compile and compare at first use."""
+    if kind.hidden > WIDEST:
+        return False
+    if kind not in _CHECKED:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        _CHECKED[kind] = _agrees(kind, steps)
+    return _CHECKED[kind]
+
+
+def _agrees(kind: Kind, steps: Steps) -> bool:
+    try:
+        apart = max(_apart(kind, steps, backwards) for backwards in (False, True))
+        if apart <= _NEAR[kind.low]:
+            return True
+        why = f"the relative error of its kernel is {apart:.1e}"
+    except Exception as error:  # no compiler, an old GPU: the steps compute the same
+        why = f"{type(error).__name__}: {error}"
+    warnings.warn(
+        f"{kind.mode} of width {kind.hidden} runs step by step on {kind.device}: {why}",
+        stacklevel=2,
+    )
+    return False
+
+
+@torch.enable_grad()
+def _apart(kind: Kind, steps: Steps, backwards: bool) -> float:
+    """Return the largest relative error of outputs and gradients, on random numbers."""
+    draws, hidden = torch.Generator().manual_seed(0), kind.hidden
+    lines = hidden * (4 if kind.mode == "LSTM" else 3)
+    shapes = [(3, 17, 5), (lines, 5), (lines, hidden), (lines,), (lines,), (17, hidden)]
+    shapes += [(17, hidden)] * (kind.mode == "LSTM")
+    leaves = [
+        torch.randn(2, *shape, generator=draws).mul(0.3).to(kind.device).requires_grad_()
+        for shape in shapes
+    ]
+    x, *weights = leaves[:5]
+    sides = []
+    with torch.autocast(kind.device.type, enabled=False):
+        wanted = torch.func.vmap(lambda *given: steps(kind.mode, backwards, *given))(*leaves)
+        found = recurrence(kind, backwards, x, weights, tuple(leaves[5:]))
+        pulls = [torch.randn(part.shape, generator=draws).to(kind.device) for part in wanted]
+        for made in (wanted, found):
+            grads = torch.autograd.grad(
+                made, leaves, [p.to(m) for p, m in zip(pulls, made, strict=True)]
+            )
+            sides.append([*made, *grads])
+    return max(
+        float((ours.float() - theirs).detach().norm() / theirs.detach().norm())
+        for theirs, ours in zip(*sides, strict=True)
+    )
+
+
+def recurrence(
+    kind: Kind,
+    backwards: bool,
+    x: Tensor,
+    weights: Sequence[Tensor | None],
+    start: Sequence[Tensor | None],
+) -> tuple[Tensor, ...]:
+    """Return outputs (c, time, rows, hidden), and the last cells of an LSTM.
+
+    Args:
+        kind: What the kernels are compiled for.
+        backwards: Whether time runs backwards.
+        x: Rows (c, time, rows, inputs).
+        weights: W (c, gates, inputs), U (c, gates, hidden), b and b' (c, gates) or None.
+        start: State before the first step, each (c, rows, hidden); empty for zeros.
+    """
+    given = (*weights, *start, *[None] * (2 - len(start)))
+    keeps = torch.is_grad_enabled() and any(
+        part is not None and part.requires_grad for part in (x, *given)
+    )
+    made: tuple[Tensor, ...] = _Recurrence.apply(x, *given, kind, backwards, keeps)
+    return made
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+        w, u, b, b2, h, c, kind, backwards, keeps = given
+        ctx.set_materialize_grads(False)
+        low = torch.bfloat16 if kind.low else torch.float32
+        clients, times, rows, _ = x.shape
+        flat, w = x.reshape(clients, times * rows, -1).to(low), w.to(low)
+        mapped = torch.bmm(flat, w.mT)
+        u, h, c = u.contiguous(), _whole(h), _whole(c)
+        shape = (clients, times + 1, rows, kind.hidden)
+        hidden = x.new_empty(shape, dtype=low)
+        cells = x.new_empty(shape, dtype=torch.float32) if kind.mode == "LSTM" else mapped
+        gates = mapped.new_empty(clients, times, rows, 4 * kind.hidden) if keeps else mapped
+        _launch(
+            _lstm_forward if kind.mode == "LSTM" else _gru_forward, kind, u, rows,
+            mapped, u, _whole(b), _whole(b2), h, c, hidden, cells, gates,
+            times, rows, backwards, keeps, b is not None, b2 is not None, h is not None,
+        )  # fmt: skip
+        if keeps:
+            ctx.save_for_backward(flat, w, u, h, hidden, cells, gates)
+        ctx.how = kind, backwards, x.shape
+        made, last = _after(hidden, backwards), 0 if backwards else -1
+        return (made, cells[:, last].clone()) if kind.mode == "LSTM" else (made,)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        flat, w, u, h, hidden, cells, gates = ctx.saved_tensors
+        kind, backwards, shape = ctx.how
+        out, cell = grads[0], _whole(grads[1]) if len(grads) > 1 else None
+        clients, times, rows = shape[:3]
+        if out is None:
+            out = hidden.new_zeros(1).expand(clients, times, rows, kind.hidden)
+        out = out if out.stride(-1) == 1 else out.contiguous()
+        mapped = gates.new_empty(clients, times, rows, u.shape[1])
+        recalled = mapped if kind.mode == "LSTM" else torch.empty_like(mapped)
+        first = None if h is None else h.new_empty(2, *h.shape, dtype=torch.float32)
+        _launch(
+            _lstm_backward if kind.mode == "LSTM" else _gru_backward, kind, u, rows,
+            out, cell, u, hidden, cells, gates, mapped, recalled, first,
+            times, rows, backwards, *out.stride()[:3], cell is not None, h is not None,
+        )  # fmt: skip
+        mapped, recalled = mapped.flatten(1, 2), recalled.flatten(1, 2)
+        before = hidden[:, 1:] if backwards else hidden[:, :-1]
+        needs = ctx.needs_input_grad
+        x_grad = torch.bmm(mapped, w).reshape(shape) if needs[0] else None
+        b_grad = mapped.sum(dim=1, dtype=torch.float32) if needs[3] or needs[4] else None
+        b2_grad = b_grad
+        if kind.mode == "GRU" and needs[4]:
+            b2_grad = recalled.sum(dim=1, dtype=torch.float32)
+        return (
+            x_grad,
+            _product(mapped, flat) if needs[1] else None,
+            _product(recalled, before.reshape(clients, times * rows, -1)) if needs[2] else None,
+            b_grad if needs[3] else None,
+            b2_grad if needs[4] else None,
+            first[0] if first is not None and needs[5] else None,
+            first[1] if first is not None and needs[6] else None,
+            *[None] * 3,
+        )  # fmt: skip
+
+
+def _whole(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float().contiguous()
+
+
+def _after(hidden: Tensor, backwards: bool) -> Tensor:
+    return hidden[:, :-1] if backwards else hidden[:, 1:]
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    # Of float32 also where the factors are bfloat16: without a launch that converts the sums.
+    if left.dtype == torch.float32 or not left.is_cuda:
+        return torch.bmm(left.mT, right)
+    return torch.bmm(left.mT, right, out_dtype=torch.float32)
+
+
+def _launch(kernel: Any, kind: Kind, u: Tensor, rows: int, *given: Any) -> None:
+    wide = max(16, triton.next_power_of_2(kind.hidden))
+    # A missing tensor is not read: any pointer of its type will do.
+    given = tuple(u if part is None else part for part in given)
+    given = tuple(int(part) if isinstance(part, bool) else part for part in given)
+    if len(u) and rows:
+        kernel[len(u), triton.cdiv(rows, _ROWS)](
+            *given, H=kind.hidden, WIDE=wide, ROWS=_ROWS, LOW=kind.low, **tuning(wide, kind.low)
+        )
+
+
+def tuning(wide: int, low: bool) -> dict[str, Any]:
+    """Return settings of a launch: warps, and whether weights are held from step to step."""
+    return {"num_warps": 2 if wide <= 32 else 8, "HOLD": wide <= 32}
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def _tanh(x):
+    # A series near 0, where the difference would lose digits.
+    s = x * x
+    near = x * (1 + s * (-0.33333333 + s * (0.13333334 + s * (-0.05396825 + s * 0.021869488))))
+    return tl.where(tl.abs(x) < 0.25, near, 2 / (1 + tl.exp(-2 * x)) - 1)
+
+
+@triton.jit
+def _times(left, right, total, LOW: tl.constexpr):
+    if LOW:
+        total = tl.dot(left.to(tl.bfloat16), right, total)
+    else:
+        total = tl.dot(left, right, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _weights(u, gate: tl.constexpr, down, along, H: tl.constexpr, LOW: tl.constexpr):
+    # The entries U[gate, down, along], 0 outside.
+    at = u + (gate * H + down) * H + along
+    tile = tl.load(at, mask=(down < H) & (along < H), other=0.0)
+    if LOW:
+        tile = tile.to(tl.bfloat16)
+    return tile
+
+
+@triton.jit
+def _bias(b, b2, has, has2, gate: tl.constexpr, j, H: tl.constexpr):
+    at = gate * H + j[None, :]
+    first = tl.load(b + at, mask=(j < H)[None, :] & (has != 0), other=0.0)
+    return first + tl.load(b2 + at, mask=(j < H)[None, :] & (has2 != 0), other=0.0)
+
+
+@triton.jit(do_not_specialize=["turned", "keeps", "has", "has2", "started"])
+def _lstm_forward(
+    mapped, u, b, b2, h0, c0, hidden, cells, gates, times, rows, turned, keeps, has, has2, started,
+    H: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, LOW: tl.constexpr, HOLD: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(0).to(tl.int64)
+    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    j = tl.arange(0, WIDE)
+    down, along, unit = j[None, :], j[:, None], j[None, :]
+    ok = (r < rows)[:, None] & (unit < H)
+    u += client * 4 * H * H
+    b += client * 4 * H
+    b2 += client * 4 * H
+    if HOLD:
+        ui = _weights(u, 0, down, along, H, LOW)
+        uf = _weights(u, 1, down, along, H, LOW)
+        ug = _weights(u, 2, down, along, H, LOW)
+        uo = _weights(u, 3, down, along, H, LOW)
+    bi = _bias(b, b2, has, has2, 0, j, H)
+    bf = _bias(b, b2, has, has2, 1, j, H)
+    bg = _bias(b, b2, has, has2, 2, j, H)
+    bo = _bias(b, b2, has, has2, 3, j, H)
+    first = (client * rows + r[:, None]) * H + unit
+    h = tl.load(h0 + first, mask=ok & (started != 0), other=0.0).to(tl.float32)
+    c = tl.load(c0 + first, mask=ok & (started != 0), other=0.0).to(tl.float32)
+    slot = ((client * (times + 1) + turned * times) * rows + r[:, None]) * H + unit
+    tl.store(hidden + slot, h, mask=ok)
+    tl.store(cells + slot, c, mask=ok)
+    for s in range(times):
+        t = s + turned * (times - 1 - 2 * s)
+        at = ((client * times + t) * rows + r[:, None]) * 4 * H + unit
+        i = tl.load(mapped + at, mask=ok, other=0.0).to(tl.float32) + bi
+        f = tl.load(mapped + at + H, mask=ok, other=0.0).to(tl.float32) + bf
+        g = tl.load(mapped + at + 2 * H, mask=ok, other=0.0).to(tl.float32) + bg
+        o = tl.load(mapped + at + 3 * H, mask=ok, other=0.0).to(tl.float32) + bo
+        if HOLD:
+            i = _times(h, ui, i, LOW)
+            f = _times(h, uf, f, LOW)
+            g = _times(h, ug, g, LOW)
+            o = _times(h, uo, o, LOW)
+        else:
+            i = _times(h, _weights(u, 0, down, along, H, LOW), i, LOW)
+            f = _times(h, _weights(u, 1, down, along, H, LOW), f, LOW)
+            g = _times(h, _weights(u, 2, down, along, H, LOW), g, LOW)
+            o = _times(h, _weights(u, 3, down, along, H, LOW), o, LOW)
+        i, f, g, o = _sigmoid(i), _sigmoid(f), _tanh(g), _sigmoid(o)
+        c = f * c + i * g
+        h = o * _tanh(c)
+        kept = ok & (keeps != 0)
+        tl.store(gates + at, i, mask=kept)
+        tl.store(gates + at + H, f, mask=kept)
+        tl.store(gates + at + 2 * H, g, mask=kept)
+        tl.store(gates + at + 3 * H, o, mask=kept)
+        slot = ((client * (times + 1) + t + 1 - turned) * rows + r[:, None]) * H + unit
+        tl.store(hidden + slot, h, mask=ok)
+        tl.store(cells + slot, c, mask=ok)
+
+
+@triton.jit(do_not_specialize=["turned", "with_cell", "started"])
+def _lstm_backward(
+    out, cell, u, hidden, cells, gates, mapped, recalled, first, times, rows, turned,
+    by_client, by_time, by_row, with_cell, started,
+    H: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, LOW: tl.constexpr, HOLD: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(0).to(tl.int64)
+    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    j = tl.arange(0, WIDE)
+    down, along, unit = j[:, None], j[None, :], j[None, :]
+    ok = (r < rows)[:, None] & (unit < H)
+    u += client * 4 * H * H
+    if HOLD:
+        ui = _weights(u, 0, down, along, H, LOW)
+        uf = _weights(u, 1, down, along, H, LOW)
+        ug = _weights(u, 2, down, along, H, LOW)
+        uo = _weights(u, 3, down, along, H, LOW)
+    start = (client * rows + r[:, None]) * H + unit
+    dc = tl.load(cell + start, mask=ok & (with_cell != 0), other=0.0).to(tl.float32)
+    dh = tl.zeros((ROWS, WIDE), tl.float32)
+    for s in range(times):
+        t = times - 1 - s + turned * (2 * s - times + 1)
+        pull = out + client * by_client + t * by_time + r[:, None] * by_row + unit
+        dh += tl.load(pull, mask=ok, other=0.0).to(tl.float32)
+        at = ((client * times + t) * rows + r[:, None]) * 4 * H + unit
+        i = tl.load(gates + at, mask=ok, other=0.0).to(tl.float32)
+        f = tl.load(gates + at + H, mask=ok, other=0.0).to(tl.float32)
+        g = tl.load(gates + at + 2 * H, mask=ok, other=0.0).to(tl.float32)
+        o = tl.load(gates + at + 3 * H, mask=ok, other=0.0).to(tl.float32)
+        after = ((client * (times + 1) + t + 1 - turned) * rows + r[:, None]) * H + unit
+        before = ((client * (times + 1) + t + turned) * rows + r[:, None]) * H + unit
+        e = _tanh(tl.load(cells + after, mask=ok, other=0.0))
+        dc += dh * o * (1 - e * e)
+        do = dh * e * o * (1 - o)
+        di = dc * g * i * (1 - i)
+        df = dc * tl.load(cells + before, mask=ok, other=0.0) * f * (1 - f)
+        dg = dc * i * (1 - g * g)
+        tl.store(mapped + at, di, mask=ok)
+        tl.store(mapped + at + H, df, mask=ok)
+        tl.store(mapped + at + 2 * H, dg, mask=ok)
+        tl.store(mapped + at + 3 * H, do, mask=ok)
+        dc = dc * f
+        dh = tl.zeros((ROWS, WIDE), tl.float32)
+        if HOLD:
+            dh = _times(di, ui, dh, LOW)
+            dh = _times(df, uf, dh, LOW)
+            dh = _times(dg, ug, dh, LOW)
+            dh = _times(do, uo, dh, LOW)
+        else:
+            dh = _times(di, _weights(u, 0, down, along, H, LOW), dh, LOW)
+            dh = _times(df, _weights(u, 1, down, along, H, LOW), dh, LOW)
+            dh = _times(dg, _weights(u, 2, down, along, H, LOW), dh, LOW)
+            dh = _times(do, _weights(u, 3, down, along, H, LOW), dh, LOW)
+    tl.store(first + start, dh, mask=ok & (started != 0))
+    clients = tl.num_programs(0)
+    tl.store(first + clients * rows * H + start, dc, mask=ok & (started != 0))
+
+
+@triton.jit(do_not_specialize=["turned", "keeps", "has", "has2", "started"])
+def _gru_forward(
+    mapped, u, b, b2, h0, c0, hidden, cells, gates, times, rows, turned, keeps, has, has2, started,
+    H: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, LOW: tl.constexpr, HOLD: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(0).to(tl.int64)
+    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    j = tl.arange(0, WIDE)
+    down, along, unit = j[None, :], j[:, None], j[None, :]
+    ok = (r < rows)[:, None] & (unit < H)
+    u += client * 3 * H * H
+    b += client * 3 * H
+    b2 += client * 3 * H
+    if HOLD:
+        ur = _weights(u, 0, down, along, H, LOW)
+        uz = _weights(u, 1, down, along, H, LOW)
+        un = _weights(u, 2, down, along, H, LOW)
+    br = _bias(b, b2, has, has2, 0, j, H)
+    bz = _bias(b, b2, has, has2, 1, j, H)
+    bn = _bias(b, b2, has, 0, 2, j, H)
+    bm = _bias(b, b2, 0, has2, 2, j, H)
+    first = (client * rows + r[:, None]) * H + unit
+    h = tl.load(h0 + first, mask=ok & (started != 0), other=0.0).to(tl.float32)
+    slot = ((client * (times + 1) + turned * times) * rows + r[:, None]) * H + unit
+    tl.store(hidden + slot, h, mask=ok)
+    for s in range(times):
+        t = s + turned * (times - 1 - 2 * s)
+        row = (client * times + t) * rows + r[:, None]
+        at = row * 3 * H + unit
+        reset = tl.load(mapped + at, mask=ok, other=0.0).to(tl.float32) + br
+        z = tl.load(mapped + at + H, mask=ok, other=0.0).to(tl.float32) + bz
+        n = tl.load(mapped + at + 2 * H, mask=ok, other=0.0).to(tl.float32) + bn
+        m = tl.zeros((ROWS, WIDE), tl.float32) + bm
+        if HOLD:
+            reset = _times(h, ur, reset, LOW)
+            z = _times(h, uz, z, LOW)
+            m = _times(h, un, m, LOW)
+        else:
+            reset = _times(h, _weights(u, 0, down, along, H, LOW), reset, LOW)
+            z = _times(h, _weights(u, 1, down, along, H, LOW), z, LOW)
+            m = _times(h, _weights(u, 2, down, along, H, LOW), m, LOW)
+        reset, z = _sigmoid(reset), _sigmoid(z)
+        n = _tanh(n + reset * m)
+        h = n + z * (h - n)
+        kept, at = ok & (keeps != 0), row * 4 * H + unit
+        tl.store(gates + at, reset, mask=kept)
+        tl.store(gates + at + H, z, mask=kept)
+        tl.store(gates + at + 2 * H, n, mask=kept)
+        tl.store(gates + at + 3 * H, m, mask=kept)
+        slot = ((client * (times + 1) + t + 1 - turned) * rows + r[:, None]) * H + unit
+        tl.store(hidden + slot, h, mask=ok)
+
+
+@triton.jit(do_not_specialize=["turned", "with_cell", "started"])
+def _gru_backward(
+    out, cell, u, hidden, cells, gates, mapped, recalled, first, times, rows, turned,
+    by_client, by_time, by_row, with_cell, started,
+    H: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, LOW: tl.constexpr, HOLD: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(0).to(tl.int64)
+    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    j = tl.arange(0, WIDE)
+    down, along, unit = j[:, None], j[None, :], j[None, :]
+    ok = (r < rows)[:, None] & (unit < H)
+    u += client * 3 * H * H
+    if HOLD:
+        ur = _weights(u, 0, down, along, H, LOW)
+        uz = _weights(u, 1, down, along, H, LOW)
+        un = _weights(u, 2, down, along, H, LOW)
+    dh = tl.zeros((ROWS, WIDE), tl.float32)
+    for s in range(times):
+        t = times - 1 - s + turned * (2 * s - times + 1)
+        pull = out + client * by_client + t * by_time + r[:, None] * by_row + unit
+        dh += tl.load(pull, mask=ok, other=0.0).to(tl.float32)
+        row = (client * times + t) * rows + r[:, None]
+        at = row * 4 * H + unit
+        reset = tl.load(gates + at, mask=ok, other=0.0).to(tl.float32)
+        z = tl.load(gates + at + H, mask=ok, other=0.0).to(tl.float32)
+        n = tl.load(gates + at + 2 * H, mask=ok, other=0.0).to(tl.float32)
+        m = tl.load(gates + at + 3 * H, mask=ok, other=0.0).to(tl.float32)
+        before = ((client * (times + 1) + t + turned) * rows + r[:, None]) * H + unit
+        h = tl.load(hidden + before, mask=ok, other=0.0).to(tl.float32)
+        dn = dh * (1 - z) * (1 - n * n)
+        dz = dh * (h - n) * z * (1 - z)
+        dm = dn * reset
+        dr = dn * m * reset * (1 - reset)
+        at = row * 3 * H + unit
+        tl.store(mapped + at, dr, mask=ok)
+        tl.store(mapped + at + H, dz, mask=ok)
+        tl.store(mapped + at + 2 * H, dn, mask=ok)
+        tl.store(recalled + at, dr, mask=ok)
+        tl.store(recalled + at + H, dz, mask=ok)
+        tl.store(recalled + at + 2 * H, dm, mask=ok)
+        dh = dh * z
+        if HOLD:
+            dh = _times(dr, ur, dh, LOW)
+            dh = _times(dz, uz, dh, LOW)
+            dh = _times(dm, un, dh, LOW)
+        else:
+            dh = _times(dr, _weights(u, 0, down, along, H, LOW), dh, LOW)
+            dh = _times(dz, _weights(u, 1, down, along, H, LOW), dh, LOW)
+            dh = _times(dm, _weights(u, 2, down, along, H, LOW), dh, LOW)
+    tl.store(first + (client * rows + r[:, None]) * H + unit, dh, mask=ok & (started != 0))
