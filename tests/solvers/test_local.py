@@ -198,6 +198,20 @@ def test_a_nan_row_spoils_only_its_own_fisher():
         assert torch.equal(good[name][1:], bad[name][1:])
 
 
+@pytest.mark.parametrize("many", [1, 16, 17, 40])
+def test_fisher_does_not_move_with_the_number_of_rows_of_others(many):
+    model, shape = MODELS["mlp"]
+    data = dataset("multiclass", shape)
+    params, counts = draw(model, data, 1), data.counts.tolist()
+    first, last = int(data.offsets[-2]), int(data.offsets[-1])
+    repeated = np.r_[np.arange(first), np.arange(many) % (last - first) + first]
+    rows = data.features[repeated], data.targets[repeated]
+    more = federate("multiclass", [*counts[:-1], many], *rows, 3)
+    found, wanted = fisher(model, params, everyone(more)), fisher(model, params, everyone(data))
+    for name in wanted:
+        assert torch.equal(found[name][:-1], wanted[name][:-1])
+
+
 def test_stacked_anchors_follow_clients_with_smaller_learning_rates():
     """Linear least squares with large rows: clients have several learning rates."""
     data = dataset("regression", (5,))

@@ -1,6 +1,9 @@
 """Local SGD against a plain torch.optim loop over one client, and its paths against one another."""
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +16,7 @@ from coterie.core.rng import Rng
 from coterie.core.tree import stack
 from coterie.models import CNN, MLP, Linear, Model, as_model, row_losses
 from coterie.solvers import sgd as module
-from coterie.solvers.sgd import SGD, computed_in
+from coterie.solvers.sgd import SGD, Near, computed_in
 from coterie.solvers.sgd_kernels import draw_batches
 
 TASKS = ("regression", "binary", "multiclass", "multilabel")
@@ -416,3 +419,72 @@ def test_cuda_agrees_with_the_cpu(name, momentum, length):
     clients = data.to("cuda").clients(np.arange(len(data)))
     found = settings(model, moved, clients, RNG, anchor=anchor, lam=0.1)
     assert_trees_close({leaf: rows.cpu() for leaf, rows in found.items()}, wanted, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("term", ["kl", "ewc"])
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_recorded_penalties_agree_with_the_cpu(name, term):
+    model, shape = MODELS[name]
+    data = dataset("multiclass", shape)
+    start, anchor, toward = trees(model, data)
+    settings = SGD(steps=6, batch=4, momentum=0.5)
+
+    def train(device, change):
+        moved = {leaf: (rows + change).to(device) for leaf, rows in start.items()}
+        theirs = {leaf: rows.to(device) for leaf, rows in toward.items()}
+        lam = {leaf: rows.abs() for leaf, rows in theirs.items()} if term == "ewc" else 0.0
+        clients = data.to(device).clients(np.arange(len(data)))
+        near = Near(0.7, theirs) if term == "kl" else None
+        found = settings(model, moved, clients, RNG, anchor=anchor, lam=lam, near=near)
+        return {leaf: rows.cpu() for leaf, rows in found.items()}
+
+    before = module.record.cache_info().misses
+    train("cuda", 1.0)  # the recording is replayed with other numbers
+    assert_trees_close(train("cuda", 0.0), train("cpu", 0.0), atol=1e-3)
+    assert module.record.cache_info().misses == before + 1
+
+
+FUSED = """
+import torch
+from coterie.solvers import sgd_gpu
+from coterie.solvers.sgd import SGD, Stack
+from tests.solvers.test_sgd import recipe_of, stack_of
+for terms in ((), ("v",), ("a",), ("a", "w"), ("v", "a", "w")):
+    for sizes in ([(2, 3)], [(2, 600), (2, 4, 256), (2, 0)], [(2, size) for size in range(1, 19)]):
+        solver = SGD(lr=0.3, momentum=0.6 if "v" in terms else 0.0)
+        stack, grads = stack_of(sizes, terms)
+        exact, _ = stack_of(sizes, terms)
+        solver._step(exact, recipe_of(exact), grads)
+        lists = (stack.velocities, stack.anchors, stack.weights)
+        leaves = list(stack.params.values())
+        sgd_gpu.move(leaves, grads, *lists, lr=0.3, lam=0.2, momentum=solver.momentum)
+        for ours, theirs in zip(leaves + lists[0], [*exact.params.values(), *exact.velocities]):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+assert sgd_gpu._agrees(torch.device("cpu"))
+"""
+
+
+def stack_of(sizes, terms):
+    draws = torch.Generator().manual_seed(0)
+
+    def leaves():
+        return [torch.randn(size, generator=draws) for size in sizes]
+
+    params = {str(place): leaf for place, leaf in enumerate(leaves())}
+    lists = [leaves() if term in terms else [] for term in "vaw"]
+    return module.Stack(params, *lists, {}), leaves()
+
+
+def recipe_of(stack):
+    proximal = module.Proximal(0.2, {}, {})
+    return module._Work(None, "regression", tuple(stack.params), proximal, None, 0.3)
+
+
+@pytest.mark.slow
+def test_the_fused_step_is_torchs_in_the_interpreter():
+    pytest.importorskip("triton", reason="comes with torch for CUDA")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, "-c", FUSED], check=True, env=environment)
