@@ -1,4 +1,4 @@
-"""Convolutions and maxima of stacks as on a GPU, here on the CPU, against torch for each client."""
+"""Convolutions, maxima and lookups as in a stack on a GPU, on the CPU, against torch by client."""
 
 import pytest
 import torch
@@ -88,6 +88,38 @@ class Images(nn.Module):
         x = self.block(x.reshape(-1, 1, 10, 10))
         x = self.strided(self.pool(torch.relu(self.alone(x))))
         return self.head(self.line(x.flatten(2)).flatten(1))
+
+
+class Texts(nn.Module):
+    """Lookups of floats and of whole numbers, with and without padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Embedding(9, 4, padding_idx=2)
+        self.second, self.head = nn.Embedding(9, 4), nn.Linear(8, 3)
+
+    def forward(self, x):
+        both = torch.cat([self.first(x), self.second(x.long())], -1)
+        return self.head(both.reshape(len(x), -1, 8).tanh().mean(dim=1))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("limit", [0, 1 << 26], ids=["torch", "product"])
+def test_lookups_by_the_ways_of_a_gpu_are_the_same(fast, limit, monkeypatch):
+    truth = synthetic("mean", clients=4, rows=12, features=6, task="multiclass", outputs=3)
+    data, model = truth.data, as_model(Texts)
+    data.features.copy_((data.features * 3).round().clamp(0, 8))
+    data.features[data.offsets[2]] = 9.0  # outside: its client fails, and no other
+    start = stack(model.init(data.spec, Rng.seeded(0)), 4)
+    clients, solver = data.clients(torch.arange(4).numpy()), SGD(epochs=2, batch=5, fast=fast)
+    wanted = solver(model, start, clients, Rng.seeded(1))
+    monkeypatch.setattr(layers, "on_gpu", lambda x: True)
+    monkeypatch.setattr(layers, "_FEW_LOOKUPS", limit)
+    found = solver(model, start, clients, Rng.seeded(1))
+    good = [0, 1, 3]
+    for name, leaf in wanted.items():
+        torch.testing.assert_close(found[name][good], leaf[good], rtol=1e-4, atol=1e-6)
+    assert any(leaf[2].isnan().any() for leaf in found.values())
 
 
 @pytest.mark.parametrize("fast", [True, False])

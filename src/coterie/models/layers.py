@@ -48,6 +48,8 @@ _SHORT = (0x7FEB352D, -0x7B935975)
 _SPREAD = -0x61C88647
 # Entries in the patches of a client's images, up to which products of a stack beat a loop.
 _FEW = 1 << 16
+# Lookups of a stack times the size of a table, up to which the gradient is a product.
+_FEW_LOOKUPS = 1 << 26
 # SELU of minus infinity, the value of a dropped entry (Klambauer et al. 2017).
 _LOWEST = -1.7580993408473766
 
@@ -141,14 +143,54 @@ def _channel_alpha_dropout(layer: Any, input: Tensor) -> Tensor:
 def _embedding(layer: Any, input: Tensor) -> Tensor:
     if layer.lookups is not None:
         layer.lookups.append(input)
-    index, outside = indices_in(input, len(layer.weight))
+    one = partial(_looked_up, layer.padding_idx)
+    if not on_gpu(input):
+        return one(input, layer.weight)
+    many = partial(_looked_up_by_product, layer.padding_idx)
+    found: Tensor = stacked_by(one, many, input, layer.weight)
+    return found
+
+
+def _looked_up(padding: int | None, input: Tensor, table: Tensor) -> Tensor:
+    index, outside = indices_in(input, len(table))
     with torch._C.DisableTorchFunction():  # a lookup in bounds, which a trial allows
-        found = functional.embedding(index, layer.weight)
+        found = functional.embedding(index, table)
     found = found.masked_fill(outside[..., None], float("nan"))
-    if layer.padding_idx is None:
+    if padding is None:
         return found
     # Without gradient there, which torch ignores in a stack.
-    return torch.where((index == layer.padding_idx)[..., None], found.detach(), found)
+    return torch.where((index == padding)[..., None], found.detach(), found)
+
+
+def _looked_up_by_product(padding: int | None, input: Tensor, tables: Tensor) -> Tensor | None:
+    # For a stack. torch sorts all indices for the gradient.
+    if input.numel() * tables.shape[1] > _FEW_LOOKUPS:
+        return None
+    index, outside = indices_in(input, tables.shape[1])
+    still = outside if padding is None else outside | (index == padding)
+    made: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
+        index.flatten(1), index.masked_fill(still, -1).flatten(1), tables
+    )
+    made = made.reshape(*index.shape, tables.shape[2])
+    return made.masked_fill(outside[..., None], float("nan"))
+
+
+class _Lookup(torch.autograd.Function):
+    # Rows of tables (c, size, width); those whose place is -1 have no gradient.
+
+    @staticmethod
+    def forward(ctx: Any, index: Tensor, places: Tensor, tables: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.size = tables.shape[1]
+        return tables.gather(1, index[:, :, None].expand(-1, -1, tables.shape[2]))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (places,) = ctx.saved_tensors
+        sizes = torch.arange(ctx.size, device=grad.device)
+        hits = (places[:, None, :] == sizes[None, :, None]).to(grad.dtype)
+        return None, None, torch.bmm(hits, grad)
 
 
 def _embedding_bag(
@@ -249,13 +291,18 @@ class _StackedBy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        def one(*tensors: Tensor) -> Any:
-            left = iter(tensors)
-            return ctx.one(*(next(left) if given else None for given in ctx.is_given))
+        saved, needs = iter(ctx.saved_tensors), ctx.needs_input_grad[2:]
+        parts = [next(saved) if given else None for given in ctx.is_given]
 
-        made, pull = torch.func.vjp(one, *ctx.saved_tensors)[:2]
+        def one(*moved: Tensor) -> Any:
+            left = iter(moved)
+            pairs = zip(parts, needs, strict=True)
+            return ctx.one(*(next(left) if moves else part for part, moves in pairs))
+
+        moved = [part for part, moves in zip(parts, needs, strict=True) if moves]
+        made, pull = torch.func.vjp(one, *moved)[:2]
         found = iter(pull(grads if isinstance(made, tuple) else grads[0]))
-        return None, None, *(next(found) if given else None for given in ctx.is_given)
+        return None, None, *(next(found) if moves else None for moves in needs)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], one: Any, many: Any, *given: Any) -> Any:
