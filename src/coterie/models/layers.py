@@ -1,6 +1,7 @@
 """Layers of many clients at once, each client with its own weights.
 
-`stacked_linear` and `convolve` are batched products. Images are (clients, channels, height, width,
+`stacked_linear` and `convolve` are batched products; on CUDA, chains of convolutions run in kernels
+made for their shapes (see `convolve_gpu`). Images are (clients, channels, height, width,
 rows): with rows last a patch is a run of width * rows neighbours in memory, so unfolding is a plain
 strided copy, one matrix product per client is the whole convolution, and its output already has the
 layout of the next layer.
@@ -27,7 +28,7 @@ hook, or fixed parameters is not taken apart.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -349,6 +350,27 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
     x, weight, bias = _lowered(x, weight, bias)
     pooled: Tensor = _Convolve.apply(x, weight, bias, pool)  # type: ignore[no-untyped-call]
     return pooled
+
+
+def convolved(
+    x: Tensor, filters: Sequence[tuple[Tensor, Tensor]], pool: int, padding: int
+) -> Tensor:
+    """Return images (c, n, H, W) or (c, n, C, H, W) after convolutions, as rows (c, n, features).
+
+    Each is padded, convolved with filters and biases, rectified and pooled, as by `convolve`.
+    """
+    if x.is_cuda:
+        from coterie.models.convolve_gpu import convolutions
+
+        with_channels = x[:, :, None] if x.dim() == 4 else x
+        made = convolutions(with_channels, filters, pool, padding)
+        if made is not None:
+            return made.flatten(2)
+    images = rows_last(x)
+    for weight, bias in filters:
+        images = convolve(pad_images(images, padding), weight, bias, pool)
+    # Rows first again: products with few columns are several times slower.
+    return images.flatten(1, 3).mT.contiguous()
 
 
 class _StackedLinear(torch.autograd.Function):
