@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coterie.core.cache import kept
+from coterie.models.layers import Block, convolve, pad_images, rows_last
 from coterie.models.tiles import Layer, tiles_of
 
-Filters = Sequence[tuple[Tensor, Tensor]]
 _SOURCE = Path(__file__).with_name("convolve.cu")
 _SPLIT = 12  # images, or bands of them, in one part of a gradient's sum
 _OLDEST = (8, 0)  # asynchronous copies
@@ -175,29 +175,25 @@ def kernels_of(layer: Layer, device: torch.device, **other: int) -> Kernels:
     return Launched(layer, tiles, device, dense)
 
 
-def convolutions(
-    x: Tensor, filters: Filters, pool: int, padding: int, relu: bool = True
-) -> Tensor | None:
-    """Return images (c, n, C, H, W) after convolutions, each rectified and pooled.
-
-    From filters (c, O, C, k, k) and biases (c, O); None if these kernels cannot compute it.
-    """
-    weights = [weight for weight, _ in filters]
-    plain = x.dtype == torch.float32 and all(each.dtype == torch.float32 for each in weights)
-    if not plain or torch.is_autocast_enabled("cuda") or not x.numel():
+def convolutions(x: Tensor, blocks: Sequence[Block]) -> Tensor | None:
+    """Return images (c, n, C, H, W) after blocks; None if these kernels cannot compute them."""
+    types = {x.dtype, *(each.weight.dtype for each in blocks)}
+    if types != {torch.float32} or torch.is_autocast_enabled("cuda") or not x.numel():
         return None
-    shape, chain = tuple(x.shape[2:]), []
-    for weight in weights:
-        _, count, depth, kernel, wide = weight.shape
-        if depth != shape[0] or kernel != wide:
+    depth, height, width = x.shape[2:]
+    chain = []
+    for weight, _, pool, padding in blocks:
+        count, given, kernel, wide = weight.shape[1:]
+        if given != depth or kernel != wide:
             return None
-        layer = Layer(shape[0], shape[1], shape[2], count, kernel, pool, padding, relu)
+        layer = Layer(depth, height, width, count, kernel, pool, padding)
         found = _checked(layer, x.device)
         if found is None:
             return None
         chain.append(found)
-        shape = (layer.filters, *layer.pooled)
-    made: Tensor = _Chain.apply(x, chain, *[part for pair in filters for part in pair])  # type: ignore[no-untyped-call]
+        depth, (height, width) = count, layer.pooled
+    filters = [part for block in blocks for part in (block.weight, block.bias)]
+    made: Tensor = _Chain.apply(x, chain, *filters)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -305,8 +301,6 @@ def agrees(kernels: Kernels, device: torch.device) -> bool:
 
 def _plainly(layer: Layer, *given: Tensor) -> tuple[Tensor, ...]:
     # Output and gradients in float64, by torch.
-    from coterie.models.layers import convolve, pad_images, rows_last
-
     leaves = [each.detach().double().requires_grad_() for each in given[:3]]
     with torch.enable_grad():
         images = pad_images(rows_last(leaves[0]), layer.padding)

@@ -29,7 +29,7 @@ hook, or fixed parameters is not taken apart.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -352,25 +352,35 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
     return pooled
 
 
-def convolved(
-    x: Tensor, filters: Sequence[tuple[Tensor, Tensor]], pool: int, padding: int
-) -> Tensor:
-    """Return images (c, n, H, W) or (c, n, C, H, W) after convolutions, as rows (c, n, features).
+class Block(NamedTuple):
+    """A convolution with stride 1, rectified, and maxima over windows, of a stack.
 
-    Each is padded, convolved with filters and biases, rectified and pooled, as by `convolve`.
+    Attributes:
+        weight: Filters (c, O, C, k, k).
+        bias: Biases (c, O).
+        pool: Side of the windows; incomplete ones are dropped.
+        padding: Zeros on each side of the images.
     """
+
+    weight: Tensor
+    bias: Tensor
+    pool: int
+    padding: int
+
+
+def convolved(x: Tensor, blocks: Sequence[Block]) -> Tensor:
+    """Return images (c, n, H, W) or (c, n, C, H, W) after blocks, (c, n, O, h, w)."""
     if x.is_cuda:
         from coterie.models.convolve_gpu import convolutions
 
-        with_channels = x[:, :, None] if x.dim() == 4 else x
-        made = convolutions(with_channels, filters, pool, padding)
+        made = convolutions(x[:, :, None] if x.dim() == 4 else x, blocks)
         if made is not None:
-            return made.flatten(2)
+            return made
     images = rows_last(x)
-    for weight, bias in filters:
+    for weight, bias, pool, padding in blocks:
         images = convolve(pad_images(images, padding), weight, bias, pool)
     # Rows first again: products with few columns are several times slower.
-    return images.flatten(1, 3).mT.contiguous()
+    return images.flatten(1, 3).mT.contiguous().reshape(*x.shape[:2], *images.shape[1:4])
 
 
 class _StackedLinear(torch.autograd.Function):
@@ -699,13 +709,17 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def chain_of(module: nn.Module, leaves: Tree, stream: DropoutStream) -> list[Step] | None:
     """Return a module as steps; None if it is not a chain of known layers."""
     names = {id(given): name for name, given in module.named_parameters() if name in leaves}
-    steps = []
-    for layer in _links(module):
+    layers, steps = list(_links(module)), []
+    while layers:
+        count = _in_blocks(layers)
+        taken, layers = layers[: count or 1], layers[count or 1 :]
         # A parameter may have two names in a layer.
-        every = layer.named_parameters(remove_duplicate=False)
-        owned = {part: names.get(id(given)) for part, given in every}
-        step = _step(layer, owned, stream) if _is_plain(layer) else None
-        if step is None or None in owned.values():
+        every = [layer.named_parameters(remove_duplicate=False) for layer in taken]
+        owned = [{part: names.get(id(given)) for part, given in each} for each in every]
+        if not all(map(_is_plain, taken)) or any(None in each.values() for each in owned):
+            return None
+        step = _blocks(taken, owned) if count else _step(taken[0], owned[0], stream)
+        if step is None:
             return None
         steps.append(step)
     return steps
@@ -736,6 +750,74 @@ def _step(layer: Any, names: dict[str, Any], stream: DropoutStream) -> Step | No
         share = cast(float, layer.p)
         return lambda params, x: dropped(x, share, stream, tuple(x.shape[1:]))
     return None
+
+
+def _in_blocks(layers: Sequence[Any]) -> int:
+    # How many of the first layers are blocks.
+    count = 0
+    while used := _block(layers[count : count + 3])[0]:
+        count += used
+    return count
+
+
+def _block(layers: Sequence[Any]) -> tuple[int, int]:
+    # How many of these layers are one block, and the side of its windows; 0 for none.
+    kinds = [type(layer) for layer in layers]
+    if kinds[:1] != [REPLACED[nn.Conv2d]] or not _is_simple(layers[0]):
+        return 0, 1
+    if sorted(kinds[1:], key=lambda kind: kind is nn.ReLU) == [nn.MaxPool2d, nn.ReLU]:
+        side = _side(layers[1 if kinds[1] is nn.MaxPool2d else 2])
+        if side:
+            return 3, side
+    return (2, 1) if kinds[1:2] == [nn.ReLU] else (0, 1)
+
+
+def _is_simple(layer: Any) -> bool:
+    # Square filters that move by one, within a border of zeros.
+    usual = layer.stride == layer.dilation == (1, 1) and layer.groups == 1
+    high, wide = layer.kernel_size
+    ends = set(layer._reversed_padding_repeated_twice)
+    zeros = layer.padding_mode == "zeros" and len(ends) == 1 and max(ends) < high
+    return usual and zeros and high == wide and layer.bias is not None
+
+
+def _side(layer: Any) -> int:
+    # Of windows side by side, without a border; 0 for others.
+    sides = {
+        given if isinstance(given, tuple) else (given, given)
+        for given in (layer.kernel_size, layer.stride)
+    }
+    high, wide = next(iter(sides))
+    others = layer.ceil_mode or layer.return_indices or layer.padding not in (0, (0, 0))
+    plain = len(sides) == 1 and high == wide and layer.dilation in (1, (1, 1)) and not others
+    return int(high) if plain else 0
+
+
+def _blocks(layers: Sequence[Any], names: Sequence[dict[str, Any]]) -> Step:
+    settings, at = [], 0
+    while at < len(layers):
+        used, pool = _block(layers[at : at + 3])
+        padding = layers[at]._reversed_padding_repeated_twice[0]
+        settings.append((names[at]["weight"], names[at]["bias"], pool, padding))
+        at += used
+
+    def step(params: Tree, x: Tensor) -> Tensor:
+        if x.is_cpu and not torch.is_grad_enabled():
+            return _one_by_one(params, x, settings)
+        blocks = [Block(params[weight], params[bias], *how) for weight, bias, *how in settings]
+        return convolved(x, blocks)
+
+    return step
+
+
+def _one_by_one(params: Tree, x: Tensor, settings: Sequence[tuple[str, str, int, int]]) -> Tensor:
+    # Many rows without gradients, whose patches would not fit the memory.
+    images = list(x)
+    for weight, bias, pool, padding in settings:
+        given = zip(images, params[weight], params[bias], strict=True)
+        made = [functional.conv2d(rows, w, b, padding=padding).relu() for rows, w, b in given]
+        images = [functional.max_pool2d(rows, pool) for rows in made]
+    return torch.stack(images)
 
 
 def _linear(names: dict[str, str]) -> Step:
