@@ -22,6 +22,11 @@ parameters, names and settings:
 - recurrent layers and attention: explicit loops and products. torch's are single library calls,
   which know no stack of weights and draw their own dropout.
 
+On a GPU (`on_gpu`) a stack of convolutions with stride 1 is a product with patches, an LSTM or GRU
+runs in kernels of its own (see `recurrent_gpu`), and an nn.Sequential inside a module computes its
+blocks of convolution, ReLU and maxima as the convolutional models do. `stacked_by` puts such a
+function of a stack beside the function of one client, which defines it.
+
 `chain_of` takes an nn.Sequential of simple layers apart, because the bookkeeping of
 `torch.func.vmap` costs more than the products of a small network. A chain with any other layer, a
 hook, or fixed parameters is not taken apart.

@@ -156,7 +156,7 @@ class _Recurrence(torch.autograd.Function):
             ctx.save_for_backward(flat, w, u, hidden, cells, gates)
         ctx.how = kind, backwards, x.shape, h is not None
         made, last = _after(hidden, backwards), 0 if backwards else -1
-        return (made, cells[:, last].clone()) if kind.mode == "LSTM" else (made,)
+        return (made, cells[:, last]) if kind.mode == "LSTM" else (made,)
 
     @staticmethod
     @once_differentiable
