@@ -233,9 +233,10 @@ def _launch(kernel: Any, kind: Kind, u: Tensor, rows: int, *given: Any) -> None:
     given = tuple(int(part) if isinstance(part, bool) else part for part in given)
     if len(u) and rows:
         how = tuning(wide, kind.low) if inside else {"num_warps": 4, "HOLD": False, "TURN": False}
-        kernel[len(u), triton.cdiv(rows, high)](
-            *given, H=kind.hidden, WIDE=wide, ROWS=high, LOW=kind.low, INSIDE=inside, **how
-        )
+        with torch.cuda.device_of(u):
+            kernel[len(u), triton.cdiv(rows, high)](
+                *given, H=kind.hidden, WIDE=wide, ROWS=high, LOW=kind.low, INSIDE=inside, **how
+            )
 
 
 def tuning(wide: int, low: bool) -> dict[str, Any]:
