@@ -517,7 +517,7 @@ def record(recipe: Recipe) -> Recording | None:
 def _kernels() -> Any:
     try:
         from coterie.solvers import sgd_gpu
-    except ImportError as error:
+    except Exception as error:  # no Triton, or one that fails
         warnings.warn(f"local steps are not fused on a GPU: {error}", stacklevel=2)
         return None
     return sgd_gpu
