@@ -52,6 +52,7 @@ def installed(built):
         "data/districts.npz",
         "report/page.html.j2",
         "report/sections.html.j2",
+        "models/convolve.cu",
     ):
         assert (target / "coterie" / name).exists(), name
     (target / "sitecustomize.py").write_text(BLOCKED)

@@ -36,6 +36,8 @@ for mode in ("LSTM", "GRU"):
     for shape in SHAPES:
         for low, near in ((False, 2e-6), (True, 4e-2)):
             kind = recurrent_gpu.Kind(mode, shape[-1], low, torch.device("cpu"))
+            # In one launch, and in one per time step.
+            recurrent_gpu.WIDEST = 18 if shape[-1] == 5 else 5
             error = largest_error(kind, *shape)
             assert error < near, (kind, shape, error)
 """
@@ -44,6 +46,18 @@ import torch
 from tests.models.test_recurrent import Recurs, same_steps
 torch.cuda.is_current_stream_capturing = lambda: False
 same_steps(Recurs)
+
+import warnings
+from coterie.models import layers, recurrent_gpu
+for name, found in (("_apart", lambda *given: 1.0), ("_apart", None)):
+    setattr(recurrent_gpu, name, found)
+    recurrent_gpu._CHECKED.clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            kind = recurrent_gpu.Kind("LSTM", 6, False, torch.device("cpu"))
+            assert not recurrent_gpu.usable(kind, layers._steps)
+    assert len(said) == 1 and "LSTM of width 6 runs step by step" in str(said[0].message)
 """
 # Time, rows, inputs, layers, directions, hidden.
 SHAPES = [(3, 17, 4, 1, 1, 5), (1, 2, 3, 2, 2, 18), (4, 1, 2, 1, 2, 32)]
@@ -80,16 +94,16 @@ def by_kernels(kind, layer, given):
     return [rest, *(torch.stack(part, dim=1) for part in zip(*lasts, strict=True))]
 
 
-def with_gradients(function, given, dtype):
-    leaves = {name: part.to(dtype).requires_grad_() for name, part in given.items()}
+def with_gradients(function, given, dtype, device="cpu"):
+    leaves = {name: part.to(device, dtype).requires_grad_() for name, part in given.items()}
     found, pulls = function(leaves), torch.Generator().manual_seed(2)
     grads = torch.autograd.grad(
         [part.to(dtype) for part in found],
         list(leaves.values()),
-        [torch.randn(part.shape, generator=pulls).to(dtype) for part in found],
+        [torch.randn(part.shape, generator=pulls).to(device, dtype) for part in found],
         materialize_grads=True,
     )
-    return [part.detach().double() for part in (*found, *grads)]
+    return [part.detach().double().cpu() for part in (*found, *grads)]
 
 
 def largest_error(kind, time, rows, inputs, depth, directions, hidden):
@@ -103,7 +117,8 @@ def largest_error(kind, time, rows, inputs, depth, directions, hidden):
         shapes["start"] = (states * started, 2, depth * directions, rows, hidden)
         given = {name: torch.randn(shape, generator=draws) * 0.4 for name, shape in shapes.items()}
         wanted = with_gradients(partial(by_torch, layer), given, torch.float64)
-        found = with_gradients(partial(by_kernels, kind, layer), given, torch.float32)
+        kernels = partial(by_kernels, kind, layer)
+        found = with_gradients(kernels, given, torch.float32, kind.device)
         for theirs, mine in zip(wanted, found, strict=True):
             errors.append(float((mine - theirs).norm() / theirs.norm().clamp_min(1e-9)))
     return max(errors)
@@ -154,3 +169,17 @@ def test_kernels_compute_the_same_in_the_interpreter(program):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     subprocess.run([sys.executable, "-c", KERNELS + program], check=True, env=environment)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("hidden", [5, 32, 64, 70])
+@pytest.mark.parametrize("mode", ["LSTM", "GRU"])
+def test_a_gpu_computes_layers_as_torch(mode, hidden, low):
+    pytest.importorskip("triton")
+    from coterie.models import recurrent_gpu
+
+    kind = recurrent_gpu.Kind(mode, hidden, low, torch.device("cuda", 0))
+    assert recurrent_gpu.usable(kind, layers._steps)  # a warning fails the test
+    assert largest_error(kind, 7, 18, 9, 2, 2, hidden) < (6e-2 if low else 2e-5)

@@ -273,21 +273,40 @@ def test_order_and_company_do_not_matter(name, fast, monkeypatch):
         assert_trees_close(few, together)
 
 
+class Recurs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.LSTM(3, 5, batch_first=True)
+        self.after, self.head = torch.nn.GRU(5, 70, batch_first=True), torch.nn.Linear(70, 4)
+
+    def forward(self, x):
+        return self.head(self.after(self.body(x[:, :3])[0])[1][0])
+
+
+class Images(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.pool = torch.nn.Conv2d(1, 3, 2), torch.nn.MaxPool2d(2)
+        self.block = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 5, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+        )
+        self.head = torch.nn.Linear(10, 4)
+
+    def forward(self, x):
+        return self.head(self.block(self.pool(self.body(x))).flatten(1))
+
+
 ODD = {
     "linear": (Linear(), (37,)),
     "mlp": (MLP(hidden=(23,)), (37,)),
     "cnn": (CNN(channels=(2, 3), kernel=2, hidden=(5,)), (9, 7)),
     "module": (as_model(lambda: torch.nn.Sequential(*layers())), (37,)),
+    "recurrent": (as_model(Recurs), (37, 3)),
+    "images": (as_model(Images), (1, 9, 7)),
 }
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
-        ],
-    ),
+NEEDS_CUDA = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
 
 
@@ -315,9 +334,12 @@ def assert_same_bits(found, wanted, clients):
             assert torch.equal(found[client][name], leaf), (client, name)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [(name, "cpu") for name in ODD if name not in {"recurrent", "images"}]
+    + [pytest.param(name, "cuda", marks=NEEDS_CUDA) for name in ODD],
+)
 @pytest.mark.parametrize("length", [{"epochs": 2}, {"steps": 6}], ids=["epochs", "steps"])
-@pytest.mark.parametrize("name", ODD)
 def test_bits_do_not_depend_on_how_many_rows_others_have(name, length, device):
     """The shape of a stack and the places in it are public, so its rounding is."""
     model, shape = ODD[name]

@@ -180,7 +180,7 @@ def add_work(run: argparse._ArgumentGroup) -> None:
             "--simulation-seed N:int": "reproducible noise: a simulation that protects nobody",
             **SET,
             "--device DEVICE": "cpu (default) or cuda",
-            "--precision {float32,bfloat16}": "precision of matrix products in networks",
+            "--precision {float32,bfloat16,tf32}": "precision of matrix products in networks",
             "--block N:int": BLOCK,
             "--store {memory,disk}": "where personal models are kept",
             "--no-local": "do not train the local baseline",

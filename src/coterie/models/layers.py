@@ -1,6 +1,7 @@
 """Layers of many clients at once, each client with its own weights.
 
-`stacked_linear` and `convolve` are batched products. Images are (clients, channels, height, width,
+`stacked_linear` and `convolve` are batched products; on CUDA, chains of convolutions run in kernels
+made for their shapes (see `convolve_gpu`). Images are (clients, channels, height, width,
 rows): with rows last a patch is a run of width * rows neighbours in memory, so unfolding is a plain
 strided copy, one matrix product per client is the whole convolution, and its output already has the
 layout of the next layer.
@@ -21,16 +22,22 @@ parameters, names and settings:
 - recurrent layers and attention: explicit loops and products. torch's are single library calls,
   which know no stack of weights and draw their own dropout.
 
+On a GPU (`on_gpu`) a stack of convolutions with stride 1 is a product with patches, an LSTM or GRU
+runs in kernels of its own (see `recurrent_gpu`), and an nn.Sequential inside a module computes its
+blocks of convolution, ReLU and maxima as the convolutional models do. `stacked_by` puts such a
+function of a stack beside the function of one client, which defines it.
+
 `chain_of` takes an nn.Sequential of simple layers apart, because the bookkeeping of
 `torch.func.vmap` costs more than the products of a small network. A chain with any other layer, a
 hook, or fixed parameters is not taken apart.
 """
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -322,64 +329,48 @@ def _leading(x: Tensor, dim: int | None, clients: int) -> Tensor:
 
 
 def _pooled(layer: Any, input: Tensor) -> Any:
-    size = _window(layer)
-    if size is None or not on_gpu(input) or input.dim() != 4:
+    size = _side(layer)
+    if not size or not on_gpu(input) or input.dim() != 4:
         return nn.MaxPool2d.forward(layer, input)
     return stacked_by(
         lambda x: functional.max_pool2d(x, size), lambda x: patches.maxima(x, size), input
     )
 
 
-def _window(layer: Any) -> int | None:
-    # The side of square windows that fill the image.
-    sides = {
-        side
-        for given in (layer.kernel_size, layer.stride)
-        for side in (given if isinstance(given, tuple) else (given,))
-    }
-    plain = layer.padding in (0, (0, 0)) and layer.dilation in (1, (1, 1))
-    if len(sides) > 1 or not plain or layer.ceil_mode or layer.return_indices:
-        return None
-    return int(sides.pop())
-
-
 def _in_order(layer: Any, input: Any) -> Any:
-    # Convolution, ReLU and maxima as one block, where that is faster.
-    links, place = list(layer), 0
-    while place < len(links):
-        block = links[place : place + 3]
-        if isinstance(input, Tensor) and on_gpu(input) and _is_block(block, input):
-            input, place = _convolved_block(block[0], block[2], input), place + 3
-        else:
-            input, place = links[place](input), place + 1
+    # Blocks of a convolution, ReLU and maxima at once, where that is faster.
+    left = list(layer)
+    while left:
+        count = 0
+        if isinstance(input, Tensor) and on_gpu(input) and input.dim() == 4:
+            count = _in_blocks(list(itertools.takewhile(_is_plain, left)))
+        input = _through(left[:count], input) if count else left[0](input)
+        left = left[count or 1 :]
     return input
 
 
-def _is_block(links: list[Any], x: Tensor) -> bool:
-    kinds = [REPLACED[nn.Conv2d], nn.ReLU, REPLACED[nn.MaxPool2d]]
-    if [type(link) for link in links] != kinds or not all(map(_is_plain, links)) or x.dim() != 4:
-        return False
-    conv, _, pool = links
-    ends = set(conv._reversed_padding_repeated_twice)
-    settings = {*conv.stride, *conv.dilation, conv.groups}
-    square = len({*conv.kernel_size}) == len(ends) == 1 and conv.padding_mode == "zeros"
-    return settings == {1} and square and conv.bias is not None and _window(pool) is not None
+def _through(layers: list[Any], x: Tensor) -> Any:
+    settings = _settings(layers)
 
+    def one(x: Tensor, *pairs: Tensor) -> Tensor:
+        for place, (_, pool, padding) in enumerate(settings):
+            weight, bias = pairs[2 * place : 2 * place + 2]
+            x = functional.max_pool2d(functional.conv2d(x, weight, bias, padding=padding), pool)
+            x = x.relu()
+        return x
 
-def _convolved_block(conv: Any, pool: Any, x: Tensor) -> Any:
-    size, padding = cast(int, _window(pool)), conv._reversed_padding_repeated_twice[0]
+    def many(x: Tensor, *pairs: Tensor) -> Tensor | None:
+        pixels = x.numel() // x.shape[2]
+        for weight, (_, pool, _) in zip(pairs[::2], settings, strict=True):
+            if pixels * weight[0, 0].numel() > patches.MOST:
+                return None
+            pixels //= pool * pool
+        filters = zip(pairs[::2], pairs[1::2], settings, strict=True)
+        blocks = [Block(weight, bias, *how) for weight, bias, (_, *how) in filters]
+        return convolved(x, blocks)
 
-    def one(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        made = functional.relu(functional.conv2d(x, weight, bias, padding=padding))
-        return functional.max_pool2d(made, size)
-
-    def many(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor | None:
-        if patches.entries(x, weight) > patches.MOST:
-            return None
-        images = convolve(pad_images(rows_last(x), padding), weight, bias, size)
-        return images.permute(0, 4, 1, 2, 3)
-
-    return stacked_by(one, many, x, conv.weight, conv.bias)
+    pairs = [part for layer, _, _ in settings for part in (layer.weight, layer.bias)]
+    return stacked_by(one, many, x, *pairs)
 
 
 def _convolved(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -519,6 +510,37 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
     x, weight, bias = _lowered(x, weight, bias)
     pooled: Tensor = _Convolve.apply(x, weight, bias, pool)  # type: ignore[no-untyped-call]
     return pooled
+
+
+class Block(NamedTuple):
+    """A convolution with stride 1, rectified, and maxima over windows, of a stack.
+
+    Attributes:
+        weight: Filters (c, O, C, k, k).
+        bias: Biases (c, O).
+        pool: Side of the windows; incomplete ones are dropped.
+        padding: Zeros on each side of the images.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    pool: int
+    padding: int
+
+
+def convolved(x: Tensor, blocks: Sequence[Block]) -> Tensor:
+    """Return images (c, n, H, W) or (c, n, C, H, W) after blocks, (c, n, O, h, w)."""
+    if x.is_cuda:
+        from coterie.models.convolve_gpu import convolutions
+
+        made = convolutions(x[:, :, None] if x.dim() == 4 else x, blocks)
+        if made is not None:
+            return made
+    images = rows_last(x)
+    for weight, bias, pool, padding in blocks:
+        images = convolve(pad_images(images, padding), weight, bias, pool)
+    # Rows first again: products with few columns are several times slower.
+    return images.flatten(1, 3).mT.contiguous().reshape(*x.shape[:2], *images.shape[1:4])
 
 
 class _StackedLinear(torch.autograd.Function):
@@ -751,7 +773,7 @@ def _in_one(mode: str, backwards: bool, *given: Tensor | None) -> tuple[Tensor, 
 def _recurrent_kernels() -> Any:
     try:
         from coterie.models import recurrent_gpu
-    except ImportError as error:
+    except Exception as error:  # no Triton, or one that fails
         warnings.warn(f"recurrent layers run step by step on a GPU: {error}", stacklevel=2)
         return None
     return recurrent_gpu
@@ -895,13 +917,17 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def chain_of(module: nn.Module, leaves: Tree, stream: DropoutStream) -> list[Step] | None:
     """Return a module as steps; None if it is not a chain of known layers."""
     names = {id(given): name for name, given in module.named_parameters() if name in leaves}
-    steps = []
-    for layer in _links(module):
+    layers, steps = list(_links(module)), []
+    while layers:
+        count = _in_blocks(layers)
+        taken, layers = layers[: count or 1], layers[count or 1 :]
         # A parameter may have two names in a layer.
-        every = layer.named_parameters(remove_duplicate=False)
-        owned = {part: names.get(id(given)) for part, given in every}
-        step = _step(layer, owned, stream) if _is_plain(layer) else None
-        if step is None or None in owned.values():
+        every = [layer.named_parameters(remove_duplicate=False) for layer in taken]
+        owned = [{part: names.get(id(given)) for part, given in each} for each in every]
+        if not all(map(_is_plain, taken)) or any(None in each.values() for each in owned):
+            return None
+        step = _blocks(taken, owned) if count else _step(taken[0], owned[0], stream)
+        if step is None:
             return None
         steps.append(step)
     return steps
@@ -932,6 +958,84 @@ def _step(layer: Any, names: dict[str, Any], stream: DropoutStream) -> Step | No
         share = cast(float, layer.p)
         return lambda params, x: dropped(x, share, stream, tuple(x.shape[1:]))
     return None
+
+
+def _in_blocks(layers: Sequence[Any]) -> int:
+    # How many of the first layers are blocks.
+    count = 0
+    while used := _block(layers[count : count + 3])[0]:
+        count += used
+    return count
+
+
+def _block(layers: Sequence[Any]) -> tuple[int, int]:
+    # How many of these layers are one block, and the side of its windows; 0 for none.
+    kinds = [type(layer) for layer in layers]
+    if kinds[:1] != [REPLACED[nn.Conv2d]] or not _is_simple(layers[0]):
+        return 0, 1
+    maxima = REPLACED[nn.MaxPool2d]
+    if sorted(kinds[1:], key=lambda kind: kind is nn.ReLU) == [maxima, nn.ReLU]:
+        side = _side(layers[1 if kinds[1] is maxima else 2])
+        if side:
+            return 3, side
+    return (2, 1) if kinds[1:2] == [nn.ReLU] else (0, 1)
+
+
+def _settings(layers: Sequence[Any]) -> list[tuple[Any, int, int]]:
+    # Of blocks: the convolution, the side of windows and the padding.
+    found, at = [], 0
+    while at < len(layers):
+        used, pool = _block(layers[at : at + 3])
+        found.append((layers[at], pool, int(layers[at]._reversed_padding_repeated_twice[0])))
+        at += used
+    return found
+
+
+def _is_simple(layer: Any) -> bool:
+    # Square filters that move by one, within a border of zeros.
+    usual = layer.stride == layer.dilation == (1, 1) and layer.groups == 1
+    high, wide = layer.kernel_size
+    ends = set(layer._reversed_padding_repeated_twice)
+    zeros = layer.padding_mode == "zeros" and len(ends) == 1 and max(ends) < high
+    return usual and zeros and high == wide and layer.bias is not None
+
+
+def _side(layer: Any) -> int:
+    # Of windows side by side, without a border; 0 for others.
+    sides = {
+        given if isinstance(given, tuple) else (given, given)
+        for given in (layer.kernel_size, layer.stride)
+    }
+    high, wide = next(iter(sides))
+    others = layer.ceil_mode or layer.return_indices or layer.padding not in (0, (0, 0))
+    plain = len(sides) == 1 and high == wide and layer.dilation in (1, (1, 1)) and not others
+    return int(high) if plain else 0
+
+
+def _blocks(layers: Sequence[Any], names: Sequence[dict[str, Any]]) -> Step:
+    owners = dict(zip(map(id, layers), names, strict=True))
+    settings = [
+        (owners[id(layer)]["weight"], owners[id(layer)]["bias"], pool, padding)
+        for layer, pool, padding in _settings(layers)
+    ]
+
+    def step(params: Tree, x: Tensor) -> Tensor:
+        if x.is_cpu and not torch.is_grad_enabled():
+            return _one_by_one(params, x, settings)
+        blocks = [Block(params[weight], params[bias], *how) for weight, bias, *how in settings]
+        return convolved(x, blocks)
+
+    return step
+
+
+def _one_by_one(params: Tree, x: Tensor, settings: Sequence[tuple[str, str, int, int]]) -> Tensor:
+    # Many rows without gradients, whose patches would not fit the memory.
+    images = list(x)
+    for weight, bias, pool, padding in settings:
+        given = zip(images, params[weight], params[bias], strict=True)
+        made = [functional.conv2d(rows, w, b, padding=padding).relu() for rows, w, b in given]
+        images = [functional.max_pool2d(rows, pool) for rows in made]
+    return torch.stack(images)
 
 
 def _linear(names: dict[str, str]) -> Step:

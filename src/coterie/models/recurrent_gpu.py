@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 # Widths whose weights fit on the chip.
 WIDEST = 64
 _ROWS = 16  # of a program, the least that Triton multiplies
+_TILE = 1024  # entries of a program that multiplies nothing
 _NEAR = {False: 1e-4, True: 5e-2}  # relative errors that a check allows, by `low`
 # mode, backwards, (time, rows, inputs), weights, biases, *start -> outputs, and the last cells
 Steps = Callable[..., tuple[Tensor, ...]]
@@ -49,8 +50,6 @@ _CHECKED: dict[Kind, bool] = {}
 
 def usable(kind: Kind, steps: Steps) -> bool:
     """Return whether kernels compute a layer as `steps` does; compile and compare at first use."""
-    if kind.hidden > WIDEST:
-        return False
     if kind not in _CHECKED:
         if torch.cuda.is_current_stream_capturing():
             return False
@@ -139,22 +138,31 @@ class _Recurrence(torch.autograd.Function):
         hidden = x.new_empty(shape, dtype=low)
         cells = x.new_empty(shape, dtype=torch.float32) if kind.mode == "LSTM" else mapped
         gates = mapped.new_empty(clients, times, rows, 4 * kind.hidden) if keeps else mapped
-        _launch(
-            _lstm_forward if kind.mode == "LSTM" else _gru_forward, kind, u, rows,
-            mapped, u, _whole(b), _whole(b2), h, c, hidden, cells, gates,
-            times, rows, backwards, keeps, b is not None, b2 is not None, h is not None,
-        )  # fmt: skip
+        facts = (times, rows, backwards, keeps, b is not None, b2 is not None, h is not None)
+        given = (_whole(b), _whole(b2), h, c, hidden, cells, gates, *facts)
+        kernel = _lstm_forward if kind.mode == "LSTM" else _gru_forward
+        if kind.hidden <= WIDEST:
+            _launch(kernel, kind, u, rows, mapped, u, *given, 0, times)
+        else:
+            _put_start(hidden, h, backwards)
+            if kind.mode == "LSTM":
+                _put_start(cells, c, backwards)
+            turned = u.to(low).mT
+            for step in range(times):
+                before = times - step if backwards else step
+                recalled = torch.bmm(hidden[:, before], turned)
+                _launch(kernel, kind, u, rows, mapped, recalled, *given, step, step + 1)
         if keeps:
-            ctx.save_for_backward(flat, w, u, h, hidden, cells, gates)
-        ctx.how = kind, backwards, x.shape
+            ctx.save_for_backward(flat, w, u, hidden, cells, gates)
+        ctx.how = kind, backwards, x.shape, h is not None
         made, last = _after(hidden, backwards), 0 if backwards else -1
-        return (made, cells[:, last].clone()) if kind.mode == "LSTM" else (made,)
+        return (made, cells[:, last]) if kind.mode == "LSTM" else (made,)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        flat, w, u, h, hidden, cells, gates = ctx.saved_tensors
-        kind, backwards, shape = ctx.how
+        flat, w, u, hidden, cells, gates = ctx.saved_tensors
+        kind, backwards, shape, started = ctx.how
         out, cell = grads[0], _whole(grads[1]) if len(grads) > 1 else None
         clients, times, rows = shape[:3]
         if out is None:
@@ -162,12 +170,22 @@ class _Recurrence(torch.autograd.Function):
         out = out if out.stride(-1) == 1 else out.contiguous()
         mapped = gates.new_empty(clients, times, rows, u.shape[1])
         recalled = mapped if kind.mode == "LSTM" else torch.empty_like(mapped)
-        first = None if h is None else h.new_empty(2, *h.shape, dtype=torch.float32)
-        _launch(
-            _lstm_backward if kind.mode == "LSTM" else _gru_backward, kind, u, rows,
-            out, cell, u, hidden, cells, gates, mapped, recalled, first,
-            times, rows, backwards, *out.stride()[:3], cell is not None, h is not None,
-        )  # fmt: skip
+        # With respect to the first state, of outputs and cells.
+        first = cells.new_empty(2, clients, rows, kind.hidden, dtype=torch.float32)
+        facts = (times, rows, backwards, *out.stride()[:3], cell is not None, started)
+        given = (hidden, cells, gates, mapped, recalled, first, *facts)
+        kernel = _lstm_backward if kind.mode == "LSTM" else _gru_backward
+        if kind.hidden <= WIDEST:
+            _launch(kernel, kind, u, rows, out, cell, u, *given, 0, times)
+        else:
+            first.zero_()
+            if cell is not None:
+                first[1] = cell
+            back, factors = first[0], u.to(hidden.dtype)
+            for step in range(times):
+                _launch(kernel, kind, u, rows, out, back, u, *given, step, step + 1)
+                back = torch.bmm(recalled[:, step if backwards else times - 1 - step], factors)
+            first[0] = back + first[1] if kind.mode == "GRU" else back
         mapped, recalled = mapped.flatten(1, 2), recalled.flatten(1, 2)
         before = hidden[:, 1:] if backwards else hidden[:, :-1]
         needs = ctx.needs_input_grad
@@ -182,10 +200,14 @@ class _Recurrence(torch.autograd.Function):
             _product(recalled, before.reshape(clients, times * rows, -1)) if needs[2] else None,
             b_grad if needs[3] else None,
             b2_grad if needs[4] else None,
-            first[0] if first is not None and needs[5] else None,
-            first[1] if first is not None and needs[6] else None,
+            first[0] if needs[5] else None,
+            first[1] if needs[6] else None,
             *[None] * 3,
         )  # fmt: skip
+
+
+def _put_start(states: Tensor, start: Tensor | None, backwards: bool) -> None:
+    states[:, -1 if backwards else 0] = 0 if start is None else start
 
 
 def _whole(x: Tensor | None) -> Tensor | None:
@@ -204,19 +226,22 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _launch(kernel: Any, kind: Kind, u: Tensor, rows: int, *given: Any) -> None:
-    wide = max(16, triton.next_power_of_2(kind.hidden))
+    wide, inside = max(16, triton.next_power_of_2(kind.hidden)), kind.hidden <= WIDEST
+    high = _ROWS if inside else max(1, _TILE // wide)
     # A missing tensor is not read: any pointer of its type will do.
     given = tuple(u if part is None else part for part in given)
     given = tuple(int(part) if isinstance(part, bool) else part for part in given)
     if len(u) and rows:
-        kernel[len(u), triton.cdiv(rows, _ROWS)](
-            *given, H=kind.hidden, WIDE=wide, ROWS=_ROWS, LOW=kind.low, **tuning(wide, kind.low)
-        )
+        how = tuning(wide, kind.low) if inside else {"num_warps": 4, "HOLD": False, "TURN": False}
+        with torch.cuda.device_of(u):
+            kernel[len(u), triton.cdiv(rows, high)](
+                *given, H=kind.hidden, WIDE=wide, ROWS=high, LOW=kind.low, INSIDE=inside, **how
+            )
 
 
 def tuning(wide: int, low: bool) -> dict[str, Any]:
     """Return settings of a launch: warps, and whether weights are held from step to step."""
-    return {"num_warps": 2 if wide <= 32 else 8, "HOLD": wide <= 32}
+    return {"num_warps": 2 if wide <= 32 else 8, "HOLD": wide <= 32, "TURN": False}
 
 
 @triton.jit
@@ -252,57 +277,82 @@ def _weights(u, gate: tl.constexpr, down, along, H: tl.constexpr, LOW: tl.conste
 
 
 @triton.jit
+def _turned(u, gate: tl.constexpr, j, H: tl.constexpr, LOW: tl.constexpr, TURN: tl.constexpr):
+    # The transpose of U[gate].
+    if TURN:
+        tile = tl.trans(_weights(u, gate, j[:, None], j[None, :], H, LOW))
+    else:
+        tile = _weights(u, gate, j[None, :], j[:, None], H, LOW)
+    return tile
+
+
+@triton.jit
 def _bias(b, b2, has, has2, gate: tl.constexpr, j, H: tl.constexpr):
     at = gate * H + j[None, :]
     first = tl.load(b + at, mask=(j < H)[None, :] & (has != 0), other=0.0)
     return first + tl.load(b2 + at, mask=(j < H)[None, :] & (has2 != 0), other=0.0)
 
 
-@triton.jit(do_not_specialize=["turned", "keeps", "has", "has2", "started"])
+@triton.jit(do_not_specialize=["turned", "keeps", "has", "has2", "started", "begin", "end"])
 def _lstm_forward(
     mapped, u, b, b2, h0, c0, hidden, cells, gates, times, rows, turned, keeps, has, has2, started,
+    begin, end,
     H: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, LOW: tl.constexpr, HOLD: tl.constexpr,
+    INSIDE: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(0).to(tl.int64)
     r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     j = tl.arange(0, WIDE)
-    down, along, unit = j[None, :], j[:, None], j[None, :]
+    unit = j[None, :]
     ok = (r < rows)[:, None] & (unit < H)
-    u += client * 4 * H * H
+    row = client * rows + r[:, None]
     b += client * 4 * H
     b2 += client * 4 * H
+    if INSIDE:
+        u += client * 4 * H * H
+    else:
+        u += row * 4 * H + unit
     if HOLD:
-        ui = _weights(u, 0, down, along, H, LOW)
-        uf = _weights(u, 1, down, along, H, LOW)
-        ug = _weights(u, 2, down, along, H, LOW)
-        uo = _weights(u, 3, down, along, H, LOW)
+        ui = _turned(u, 0, j, H, LOW, TURN)
+        uf = _turned(u, 1, j, H, LOW, TURN)
+        ug = _turned(u, 2, j, H, LOW, TURN)
+        uo = _turned(u, 3, j, H, LOW, TURN)
     bi = _bias(b, b2, has, has2, 0, j, H)
     bf = _bias(b, b2, has, has2, 1, j, H)
     bg = _bias(b, b2, has, has2, 2, j, H)
     bo = _bias(b, b2, has, has2, 3, j, H)
-    first = (client * rows + r[:, None]) * H + unit
-    h = tl.load(h0 + first, mask=ok & (started != 0), other=0.0).to(tl.float32)
-    c = tl.load(c0 + first, mask=ok & (started != 0), other=0.0).to(tl.float32)
-    slot = ((client * (times + 1) + turned * times) * rows + r[:, None]) * H + unit
-    tl.store(hidden + slot, h, mask=ok)
-    tl.store(cells + slot, c, mask=ok)
-    for s in range(times):
+    before = begin + turned * (times - 2 * begin)
+    slot = ((client * (times + 1) + before) * rows + r[:, None]) * H + unit
+    if INSIDE:
+        h = tl.load(h0 + row * H + unit, mask=ok & (started != 0), other=0.0).to(tl.float32)
+        c = tl.load(c0 + row * H + unit, mask=ok & (started != 0), other=0.0).to(tl.float32)
+        tl.store(hidden + slot, h, mask=ok)
+        tl.store(cells + slot, c, mask=ok)
+    else:
+        h = tl.load(hidden + slot, mask=ok, other=0.0).to(tl.float32)
+        c = tl.load(cells + slot, mask=ok, other=0.0).to(tl.float32)
+    for s in range(begin, end):
         t = s + turned * (times - 1 - 2 * s)
         at = ((client * times + t) * rows + r[:, None]) * 4 * H + unit
         i = tl.load(mapped + at, mask=ok, other=0.0).to(tl.float32) + bi
         f = tl.load(mapped + at + H, mask=ok, other=0.0).to(tl.float32) + bf
         g = tl.load(mapped + at + 2 * H, mask=ok, other=0.0).to(tl.float32) + bg
         o = tl.load(mapped + at + 3 * H, mask=ok, other=0.0).to(tl.float32) + bo
-        if HOLD:
+        if not INSIDE:
+            i += tl.load(u, mask=ok, other=0.0).to(tl.float32)
+            f += tl.load(u + H, mask=ok, other=0.0).to(tl.float32)
+            g += tl.load(u + 2 * H, mask=ok, other=0.0).to(tl.float32)
+            o += tl.load(u + 3 * H, mask=ok, other=0.0).to(tl.float32)
+        elif HOLD:
             i = _times(h, ui, i, LOW)
             f = _times(h, uf, f, LOW)
             g = _times(h, ug, g, LOW)
             o = _times(h, uo, o, LOW)
         else:
-            i = _times(h, _weights(u, 0, down, along, H, LOW), i, LOW)
-            f = _times(h, _weights(u, 1, down, along, H, LOW), f, LOW)
-            g = _times(h, _weights(u, 2, down, along, H, LOW), g, LOW)
-            o = _times(h, _weights(u, 3, down, along, H, LOW), o, LOW)
+            i = _times(h, _turned(u, 0, j, H, LOW, TURN), i, LOW)
+            f = _times(h, _turned(u, 1, j, H, LOW, TURN), f, LOW)
+            g = _times(h, _turned(u, 2, j, H, LOW, TURN), g, LOW)
+            o = _times(h, _turned(u, 3, j, H, LOW, TURN), o, LOW)
         i, f, g, o = _sigmoid(i), _sigmoid(f), _tanh(g), _sigmoid(o)
         c = f * c + i * g
         h = o * _tanh(c)
@@ -316,11 +366,12 @@ def _lstm_forward(
         tl.store(cells + slot, c, mask=ok)
 
 
-@triton.jit(do_not_specialize=["turned", "with_cell", "started"])
+@triton.jit(do_not_specialize=["turned", "with_cell", "started", "begin", "end"])
 def _lstm_backward(
     out, cell, u, hidden, cells, gates, mapped, recalled, first, times, rows, turned,
-    by_client, by_time, by_row, with_cell, started,
+    by_client, by_time, by_row, with_cell, started, begin, end,
     H: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, LOW: tl.constexpr, HOLD: tl.constexpr,
+    INSIDE: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(0).to(tl.int64)
     r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -334,9 +385,14 @@ def _lstm_backward(
         ug = _weights(u, 2, down, along, H, LOW)
         uo = _weights(u, 3, down, along, H, LOW)
     start = (client * rows + r[:, None]) * H + unit
-    dc = tl.load(cell + start, mask=ok & (with_cell != 0), other=0.0).to(tl.float32)
-    dh = tl.zeros((ROWS, WIDE), tl.float32)
-    for s in range(times):
+    later = first + tl.num_programs(0).to(tl.int64) * rows * H + start
+    if INSIDE:
+        dc = tl.load(cell + start, mask=ok & (with_cell != 0), other=0.0).to(tl.float32)
+        dh = tl.zeros((ROWS, WIDE), tl.float32)
+    else:
+        dc = tl.load(later, mask=ok, other=0.0)
+        dh = tl.load(cell + start, mask=ok, other=0.0).to(tl.float32)
+    for s in range(begin, end):
         t = times - 1 - s + turned * (2 * s - times + 1)
         pull = out + client * by_client + t * by_time + r[:, None] * by_row + unit
         dh += tl.load(pull, mask=ok, other=0.0).to(tl.float32)
@@ -364,61 +420,75 @@ def _lstm_backward(
             dh = _times(df, uf, dh, LOW)
             dh = _times(dg, ug, dh, LOW)
             dh = _times(do, uo, dh, LOW)
-        else:
+        elif INSIDE:
             dh = _times(di, _weights(u, 0, down, along, H, LOW), dh, LOW)
             dh = _times(df, _weights(u, 1, down, along, H, LOW), dh, LOW)
             dh = _times(dg, _weights(u, 2, down, along, H, LOW), dh, LOW)
             dh = _times(do, _weights(u, 3, down, along, H, LOW), dh, LOW)
-    tl.store(first + start, dh, mask=ok & (started != 0))
-    clients = tl.num_programs(0)
-    tl.store(first + clients * rows * H + start, dc, mask=ok & (started != 0))
+    if INSIDE:
+        ok = ok & (started != 0)
+        tl.store(first + start, dh, mask=ok)
+    tl.store(later, dc, mask=ok)
 
 
-@triton.jit(do_not_specialize=["turned", "keeps", "has", "has2", "started"])
+@triton.jit(do_not_specialize=["turned", "keeps", "has", "has2", "started", "begin", "end"])
 def _gru_forward(
     mapped, u, b, b2, h0, c0, hidden, cells, gates, times, rows, turned, keeps, has, has2, started,
+    begin, end,
     H: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, LOW: tl.constexpr, HOLD: tl.constexpr,
+    INSIDE: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(0).to(tl.int64)
     r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     j = tl.arange(0, WIDE)
-    down, along, unit = j[None, :], j[:, None], j[None, :]
+    unit = j[None, :]
     ok = (r < rows)[:, None] & (unit < H)
-    u += client * 3 * H * H
+    row = client * rows + r[:, None]
     b += client * 3 * H
     b2 += client * 3 * H
+    if INSIDE:
+        u += client * 3 * H * H
+    else:
+        u += row * 3 * H + unit
     if HOLD:
-        ur = _weights(u, 0, down, along, H, LOW)
-        uz = _weights(u, 1, down, along, H, LOW)
-        un = _weights(u, 2, down, along, H, LOW)
+        ur = _turned(u, 0, j, H, LOW, TURN)
+        uz = _turned(u, 1, j, H, LOW, TURN)
+        un = _turned(u, 2, j, H, LOW, TURN)
     br = _bias(b, b2, has, has2, 0, j, H)
     bz = _bias(b, b2, has, has2, 1, j, H)
     bn = _bias(b, b2, has, 0, 2, j, H)
     bm = _bias(b, b2, 0, has2, 2, j, H)
-    first = (client * rows + r[:, None]) * H + unit
-    h = tl.load(h0 + first, mask=ok & (started != 0), other=0.0).to(tl.float32)
-    slot = ((client * (times + 1) + turned * times) * rows + r[:, None]) * H + unit
-    tl.store(hidden + slot, h, mask=ok)
-    for s in range(times):
+    before = begin + turned * (times - 2 * begin)
+    slot = ((client * (times + 1) + before) * rows + r[:, None]) * H + unit
+    if INSIDE:
+        h = tl.load(h0 + row * H + unit, mask=ok & (started != 0), other=0.0).to(tl.float32)
+        tl.store(hidden + slot, h, mask=ok)
+    else:
+        h = tl.load(hidden + slot, mask=ok, other=0.0).to(tl.float32)
+    for s in range(begin, end):
         t = s + turned * (times - 1 - 2 * s)
-        row = (client * times + t) * rows + r[:, None]
-        at = row * 3 * H + unit
+        now = (client * times + t) * rows + r[:, None]
+        at = now * 3 * H + unit
         reset = tl.load(mapped + at, mask=ok, other=0.0).to(tl.float32) + br
         z = tl.load(mapped + at + H, mask=ok, other=0.0).to(tl.float32) + bz
         n = tl.load(mapped + at + 2 * H, mask=ok, other=0.0).to(tl.float32) + bn
         m = tl.zeros((ROWS, WIDE), tl.float32) + bm
-        if HOLD:
+        if not INSIDE:
+            reset += tl.load(u, mask=ok, other=0.0).to(tl.float32)
+            z += tl.load(u + H, mask=ok, other=0.0).to(tl.float32)
+            m += tl.load(u + 2 * H, mask=ok, other=0.0).to(tl.float32)
+        elif HOLD:
             reset = _times(h, ur, reset, LOW)
             z = _times(h, uz, z, LOW)
             m = _times(h, un, m, LOW)
         else:
-            reset = _times(h, _weights(u, 0, down, along, H, LOW), reset, LOW)
-            z = _times(h, _weights(u, 1, down, along, H, LOW), z, LOW)
-            m = _times(h, _weights(u, 2, down, along, H, LOW), m, LOW)
+            reset = _times(h, _turned(u, 0, j, H, LOW, TURN), reset, LOW)
+            z = _times(h, _turned(u, 1, j, H, LOW, TURN), z, LOW)
+            m = _times(h, _turned(u, 2, j, H, LOW, TURN), m, LOW)
         reset, z = _sigmoid(reset), _sigmoid(z)
         n = _tanh(n + reset * m)
         h = n + z * (h - n)
-        kept, at = ok & (keeps != 0), row * 4 * H + unit
+        kept, at = ok & (keeps != 0), now * 4 * H + unit
         tl.store(gates + at, reset, mask=kept)
         tl.store(gates + at + H, z, mask=kept)
         tl.store(gates + at + 2 * H, n, mask=kept)
@@ -427,11 +497,12 @@ def _gru_forward(
         tl.store(hidden + slot, h, mask=ok)
 
 
-@triton.jit(do_not_specialize=["turned", "with_cell", "started"])
+@triton.jit(do_not_specialize=["turned", "with_cell", "started", "begin", "end"])
 def _gru_backward(
     out, cell, u, hidden, cells, gates, mapped, recalled, first, times, rows, turned,
-    by_client, by_time, by_row, with_cell, started,
+    by_client, by_time, by_row, with_cell, started, begin, end,
     H: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, LOW: tl.constexpr, HOLD: tl.constexpr,
+    INSIDE: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(0).to(tl.int64)
     r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -443,8 +514,13 @@ def _gru_backward(
         ur = _weights(u, 0, down, along, H, LOW)
         uz = _weights(u, 1, down, along, H, LOW)
         un = _weights(u, 2, down, along, H, LOW)
+    start = (client * rows + r[:, None]) * H + unit
+    later = first + tl.num_programs(0).to(tl.int64) * rows * H + start
     dh = tl.zeros((ROWS, WIDE), tl.float32)
-    for s in range(times):
+    if not INSIDE:
+        dh += tl.load(later, mask=ok, other=0.0)
+        dh += tl.load(cell + start, mask=ok, other=0.0).to(tl.float32)
+    for s in range(begin, end):
         t = times - 1 - s + turned * (2 * s - times + 1)
         pull = out + client * by_client + t * by_time + r[:, None] * by_row + unit
         dh += tl.load(pull, mask=ok, other=0.0).to(tl.float32)
@@ -472,8 +548,11 @@ def _gru_backward(
             dh = _times(dr, ur, dh, LOW)
             dh = _times(dz, uz, dh, LOW)
             dh = _times(dm, un, dh, LOW)
-        else:
+        elif INSIDE:
             dh = _times(dr, _weights(u, 0, down, along, H, LOW), dh, LOW)
             dh = _times(dz, _weights(u, 1, down, along, H, LOW), dh, LOW)
             dh = _times(dm, _weights(u, 2, down, along, H, LOW), dh, LOW)
-    tl.store(first + (client * rows + r[:, None]) * H + unit, dh, mask=ok & (started != 0))
+    if INSIDE:
+        tl.store(first + start, dh, mask=ok & (started != 0))
+    else:
+        tl.store(later, dh, mask=ok)

@@ -17,7 +17,7 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.federated import Spec
 from coterie.models.base import Model, register_model
-from coterie.models.layers import convolve, pad_images, rows_last, stacked_linear
+from coterie.models.layers import Block, convolved, stacked_linear
 from coterie.models.linear import (
     Linear,
     check_parameters,
@@ -106,12 +106,9 @@ class CNN(Model):
         return torch.cat([torch.cat(rows, dim=1) for rows in pieces])
 
     def _forward(self, params: Tree, x: Tensor) -> Tensor:
-        images = rows_last(x)
-        for weight, bias in self._filters(params):
-            images = convolve(pad_images(images, self.padding), weight, bias, self.pool)
-        # Rows first again: products with few columns are several times slower.
-        rows = images.flatten(1, 3).mT.contiguous()
-        return dense(params, rows, stacked_linear, functional.relu)
+        how = self.pool, self.padding
+        images = convolved(x, [Block(*pair, *how) for pair in self._filters(params)])
+        return dense(params, images.flatten(2), stacked_linear, functional.relu)
 
     def _filters(self, params: Tree) -> list[tuple[Tensor, Tensor]]:
         layers = range(1, len(self.channels) + 1)

@@ -60,13 +60,14 @@ class Speed:
         device: "cpu" or "cuda".
         store: "memory", or "disk" to keep personal models memory-mapped, so that clients times
             parameters may exceed memory.
-        precision: Of the products in local steps of networks: "float32" or "bfloat16" (mixed).
+        precision: Of the products in local steps of networks: "float32", "bfloat16" (mixed), or
+            "tf32", which rounds their factors to 10 bits on GPUs that can and is float32 elsewhere.
     """
 
     block: int = 0
     device: str = "cpu"
     store: Literal["memory", "disk"] = "memory"
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16", "tf32"] = "float32"
 
     def __post_init__(self) -> None:
         if self.block < 0:

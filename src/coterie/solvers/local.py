@@ -33,7 +33,7 @@ How = Literal["auto", "exact", "sgd"]
 _SMALL = 1024  # features of least squares
 _SMALL_CLASSES, _SMALL_WEIGHTS = 256, 2048  # features, and features times outputs, of classes
 # Rows of a client, and parameters of all, in one piece of the Fisher information.
-_FISHER_ROWS, _FISHER = 16, {"cpu": 1 << 22, "cuda": 1 << 27}
+_FISHER_ROWS, _FISHER = 64, {"cpu": 1 << 22, "cuda": 1 << 27}
 
 
 class Doubts:

@@ -85,9 +85,10 @@ def move(
         ends = _ends(sizes)
         given: tuple[Any, ...] = (mine, tuple(g.contiguous() for g in grads[some]), *lists)
         if ends[-1]:
-            _move[(ends[-1],)](
-                *given, sizes, ends, lr, lam, momentum, COUNT=len(mine), BLOCK=_BLOCK, **has
-            )
+            with torch.cuda.device_of(mine[0]):
+                _move[(ends[-1],)](
+                    *given, sizes, ends, lr, lam, momentum, COUNT=len(mine), BLOCK=_BLOCK, **has
+                )
 
 
 @triton.jit
