@@ -259,7 +259,7 @@ def _checked(layer: Layer, device: torch.device) -> Kernels | None:
     """Return the kernels of a shape after a comparison; None if they cannot be used."""
     key = (layer, device)
     if key not in _FOUND:
-        if torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return None  # nothing may be compiled or compared now
         _FOUND[key] = None
         try:
