@@ -17,18 +17,31 @@ from coterie.models.tiles import Layer, tiles_of
 CPU = torch.device("cpu")
 # Signatures of launchers: T tensor, I int, L long.
 LAUNCHES = {
-    "pack": "TT", "forward": "TTTTTI", "filters": "TTTTTII", "few": "TTTTTI", "total": "TTTTI",
-    "images": "TTTTI", "spread": "TTTL",
+    "pack": "TT", "forward": "TTTTTI", "forward_tf32": "TTTTTI", "filters": "TTTTTII",
+    "few": "TTTTTI", "total": "TTTTI", "images": "TTTTI", "spread": "TTTL",
 }  # fmt: skip
-CODES = {("forward", 4), ("filters", 2), ("few", 2), ("images", 1), ("spread", 1)}
-NEEDS = {"forward": "F_TO", "filters": "D_FW", "few": "E_NW", "images": "X_NR"}
+CODES = {
+    ("forward", 4),
+    ("forward_tf32", 4),
+    ("filters", 2),
+    ("few", 2),
+    ("images", 1),
+    ("spread", 1),
+}
+NEEDS = {
+    "forward": "F_TO",
+    "forward_tf32": "M_NT",
+    "filters": "D_FW",
+    "few": "E_NW",
+    "images": "X_NR",
+}
 
 
 class Emulated(Kernels):
     """The kernels compiled as C++, one coroutine for each thread."""
 
-    def __init__(self, layer, folder, forward_only=False, **other):
-        tiles = tiles_of(layer) | other
+    def __init__(self, layer, folder, forward_only=False, tf32=False):
+        tiles = tiles_of(layer, tf32)
         dense = None
         if "X_NR" not in tiles and forward_only is False:
             dense = Emulated(layer.turned, folder, forward_only=True)
@@ -91,6 +104,7 @@ LAYERS = {
     "windows of 3": Layer(33, 13, 11, 7, 3, 3, 1),
     "one": Layer(10, 7, 7, 3, 1, 2),
     "even": Layer(12, 9, 10, 5, 4, 2, 1),
+    "even of 8": Layer(8, 7, 8, 13, 4, 2, 1),
     "no windows": Layer(12, 9, 10, 37, 5, 1, 2),
     "large": Layer(12, 40, 33, 6, 3, 2, 1),
     "few and large": Layer(3, 40, 33, 6, 5, 3, 1),
@@ -116,9 +130,28 @@ def test_emulated_kernels_equal_torch(name, tmp_path):
 
 
 @COMPILES
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("femnist_cnn 2", marks=pytest.mark.slow),
+        pytest.param("femnist_leaf 2", marks=pytest.mark.slow),
+        pytest.param("celeba_cnn 4", marks=pytest.mark.slow),
+        "even of 8",
+    ],
+)
+def test_emulated_products_in_tf32_equal_torch(name, tmp_path):
+    kernels = Emulated(LAYERS[name], tmp_path, tf32=True)
+    assert "forward_tf32" in kernels._facts
+    assert agrees(kernels, CPU)
+
+
+@COMPILES
 def test_the_comparison_finds_wrong_kernels(tmp_path, monkeypatch):
     source = Path(convolve_gpu.__file__).with_name("convolve.cu").read_text()
-    for right, wrong in (("now > best ||", "now >= best ||"), ("best <= 0.f", "best < -1.f")):
+    for right, wrong in (
+        ("now > m.best ||", "now >= m.best ||"),
+        ("m.best <= 0.f", "m.best < -1.f"),
+    ):
         assert source.count(right) == 1
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()

@@ -1,7 +1,7 @@
 // Convolution + bias + relu + maxima over windows of P x P, and its gradients, for many clients, each
 // with its own filters, in float32. Built for one shape at a time by convolve_gpu.py, which defines
 //   C H W O K P PAD RELU      the layer: channels, height, width, filters, sides, padding
-//   F_ D_ E_ X_               tiles of the kernels; a kernel without tiles is left out
+//   F_ M_ D_ E_ X_            tiles of the kernels; a kernel without tiles is left out
 // and reads the `facts` of each kernel: threads, bytes of shared memory, and parts of its grid.
 // Layouts: images (client, n, C, H, W), filters (client, O, C, K, K), as torch has them. `code` is
 // (client, n, O, HP, CODES): the place of the maximum in its window, or DEAD behind the rectifier.
@@ -18,6 +18,13 @@ template <int BYTES> DEVICE void copy(void* s, const void* g, bool real = true) 
 }
 DEVICE void commit() { asm volatile("cp.async.commit_group;"); }
 template <int LEFT> DEVICE void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT)); }
+// Add to 16 x 8 the product of 16 x 8 and 8 x 8, spread over a warp.
+DEVICE void multiply(float (&c)[4], const float (&a)[4], float b0, float b1) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+                 "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
 #define FACTS extern "C" __device__ int
 #define SHARED extern __shared__ __align__(16) float sm[]
 #define KERNEL(threads, blocks) extern "C" __global__ __launch_bounds__(threads, blocks) void
@@ -52,6 +59,31 @@ KERNEL(256, 4) pack(const float* __restrict__ w, float* __restrict__ wb) {
   __syncthreads();
   for (int r = tid / 32; r < 32; r += 8)
     if (i0 + r < CT && o0 + lane < OP) wb[(client * CT + i0 + r) * OP + o0 + lane] = sm[lane * 33 + r];
+}
+
+// The maximum of a window, its place in it, or DEAD behind the rectifier.
+struct Maximum { float best; int place; };
+DEVICE void larger(Maximum& m, float now, int place) {
+  if (now > m.best || now != now) { m.best = now; m.place = place; }  // NaN wins, as in torch
+}
+DEVICE void finish(Maximum& m, float shift) {
+  m.best += shift;
+  if (RELU && m.best <= 0.f) { m.best = 0.f; m.place = DEAD; }
+}
+
+// From shared memory, ROWS rows of windows of OB filters of IM images, to runs of memory.
+template <int THREADS, int IM, int OB, int ROWS, int STRIDE>
+DEVICE void write(const float* values, const u8* places, float* out, u8* code, size_t at, int images, int ob, int row) {
+  for (int i = threadIdx.x; i < IM * OB * ROWS * WP; i += THREADS) {
+    const int px = i % (ROWS * WP), part = i / (ROWS * WP), o = ob + part % OB, im = part / OB;
+    if (o < O && im < images && px / WP + row < HP) out[((at + im) * O + o) * (HP * WP) + row * WP + px] = values[part * STRIDE + px];
+  }
+  if (code)
+    for (int i = threadIdx.x; i < IM * OB * ROWS * CODES / 4; i += THREADS) {
+      const int px = i % (ROWS * CODES / 4), part = i / (ROWS * CODES / 4), o = ob + part % OB, im = part / OB;
+      if (o < O && im < images && px / (CODES / 4) + row < HP)
+        ((unsigned*)code)[(((at + im) * O + o) * HP + row) * (CODES / 4) + px] = ((const unsigned*)places)[i];
+    }
 }
 
 #ifdef F_TO
@@ -165,38 +197,126 @@ KERNEL(F_THREADS, F_MIN) forward(const float* __restrict__ x, const float* __res
       for (int wy = 0; wy < F_RY / P; wy++)
 #pragma unroll
         for (int wx = 0; wx < F_RX / P; wx++) {
-          float best = acc[wy * P][wx * P][o];
-          int place = 0;
+          Maximum m = {acc[wy * P][wx * P][o], 0};
 #pragma unroll
-          for (int q = 1; q < P * P; q++) {
-            const float now = acc[wy * P + q / P][wx * P + q % P][o];
-            if (now > best || now != now) { best = now; place = q; }  // NaN wins, as in torch
-          }
-          best += shift;
-          if (RELU && best <= 0.f) { best = 0.f; place = DEAD; }
+          for (int q = 1; q < P * P; q++) larger(m, acc[wy * P + q / P][wx * P + q % P][o], q);
+          finish(m, shift);
           const int col = gx * (F_RX / P) + wx, row = gy * (F_RY / P) + wy, part = img * F_OB + og * F_TO + o;
           if (col < WP) {
-            values[part * F_STRIDE + row * WP + col] = best;
-            places[(part * F_ROWS + row) * CODES + col] = place;
+            values[part * F_STRIDE + row * WP + col] = m.best;
+            places[(part * F_ROWS + row) * CODES + col] = m.place;
           }
         }
     }
   }
   __syncthreads();
-  for (int i = tid; i < F_IM * F_OB * F_PX; i += F_THREADS) {
-    const int px = i % F_PX, part = i / F_PX, o = ob + part % F_OB, im = part / F_OB;
-    if (o < O && im < images && px / WP + band * F_ROWS < HP)
-      out[((at + im) * O + o) * (HP * WP) + band * F_PX + px] = values[part * F_STRIDE + px];
-  }
-  if (code)
-    for (int i = tid; i < F_IM * F_OB * F_ROWS * CODES / 4; i += F_THREADS) {
-      const int px = i % (F_ROWS * CODES / 4), part = i / (F_ROWS * CODES / 4), o = ob + part % F_OB, im = part / F_OB;
-      if (o < O && im < images && px / (CODES / 4) + band * F_ROWS < HP)
-        ((unsigned*)code)[((at + im) * O + o) * (HP * CODES / 4) + band * (F_ROWS * CODES / 4) + px] = ((const unsigned*)places)[i];
-    }
+  write<F_THREADS, F_IM, F_OB, F_ROWS, F_STRIDE>(values, places, out, code, at, images, ob, band * F_ROWS);
 }
-
 FACTS facts_forward[] = {F_THREADS, F_SHARED, F_BANDS * F_OBLK, F_IM};
+#endif
+
+#ifdef M_NT
+// The same with factors rounded to TF32, for C a multiple of M_CK. A warp has M_WINDOWS windows of one
+// image by 8 M_NT filters: rows g and g + 8 of tile m are pixels 2 m and 2 m + 1 of window g.
+constexpr int M_TILES = P == 1 ? 2 : P * P / 2, M_WINDOWS = P == 1 ? 32 : 8, M_PER = up(HP * WP, M_WINDOWS), M_OB = 8 * M_NT;
+constexpr int M_THREADS = 32 * M_IM * M_PER, M_OBLK = up(OP, M_OB), M_WIDE = W + 2 * PAD, M_HIGH = H + 2 * PAD;
+constexpr int M_PLANE = (M_HIGH * M_WIDE + 22) / 32 * 32 + 9, M_LINE = M_OB + 8, M_STRIDE = HP * WP | 1;  // few banks twice
+constexpr int M_IMAGES = up(M_IM * M_CK * M_PLANE, 4) * 4, M_FILTERS = M_CK * M_LINE;
+constexpr int M_SHARED = most(4 * (2 * M_IMAGES + 3 * M_FILTERS), M_IM * M_OB * (4 * M_STRIDE + HP * CODES));
+static_assert(C % M_CK == 0 && M_CK % 8 == 0 && K > 1 && (P == 1 || P % 2 == 0), "tiles of forward_tf32");
+
+DEVICE float rounded(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
+
+KERNEL(M_THREADS, 1) forward_tf32(const float* __restrict__ x, const float* __restrict__ wb, const float* __restrict__ bias,
+                                  float* __restrict__ out, u8* __restrict__ code, int n) {
+  SHARED;
+  int b = blockIdx.x;
+  const int ob = b % M_OBLK * M_OB; b /= M_OBLK;
+  const int groups = up(n, M_IM), first = b % groups * M_IM, images = n - first;
+  const size_t client = b / groups, at = client * n + first;
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4, img = warp / M_PER;
+  float* ws = sm + 2 * M_IMAGES;
+  auto stage_x = [&](int chunk) {
+    for (int i = tid; i < M_IM * M_CK * M_HIGH * M_WIDE; i += M_THREADS) {
+      const int col = i % M_WIDE - PAD, row = i / M_WIDE % M_HIGH - PAD, c = i / (M_WIDE * M_HIGH) % M_CK, im = i / (M_WIDE * M_HIGH * M_CK);
+      const bool real = im < images && row >= 0 && row < H && col >= 0 && col < W;
+      copy<4>(sm + (chunk & 1) * M_IMAGES + (im * M_CK + c) * M_PLANE + i % (M_WIDE * M_HIGH),
+              real ? x + (((at + im) * C + chunk * M_CK + c) * H + row) * W + col : x, real);
+    }
+  };
+  auto stage_w = [&](int step) {
+    for (int i = tid; i < M_CK * M_OB / 4; i += M_THREADS) {
+      const int c = i / (M_OB / 4), o = i % (M_OB / 4) * 4;
+      const bool real = ob + o < OP;
+      copy<16>(ws + step % 3 * M_FILTERS + c * M_LINE + o, real ? wb + ((client * C + step / T * M_CK + c) * T + step % T) * OP + ob + o : wb, real);
+    }
+  };
+  constexpr int STEPS = C / M_CK * T;
+  int from[M_TILES][2];
+#pragma unroll
+  for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int q = P == 1 ? 0 : 2 * m + half, window = warp % M_PER * M_WINDOWS + g + (P == 1 ? 16 * m + 8 * half : 0);
+      const int real = window < HP * WP ? window : 0;
+      from[m][half] = img * M_CK * M_PLANE + (real / WP * P + q / P) * M_WIDE + real % WP * P + q % P + t * M_PLANE;
+    }
+  float acc[M_TILES][M_NT][4] = {};
+  stage_x(0); stage_w(0); commit();
+  stage_w(1); commit();
+#pragma unroll 1
+  for (int step = 0; step < STEPS; step++) {
+    arrived<1>();
+    __syncthreads();
+    if (step + 2 < STEPS) stage_w(step + 2);
+    if (step % T == 0 && step / T + 1 < C / M_CK) stage_x(step / T + 1);
+    commit();
+    const float* xs = sm + (step / T & 1) * M_IMAGES + step % T / K * M_WIDE + step % T % K;
+    const float* w = ws + step % 3 * M_FILTERS + t * M_LINE + g;
+#pragma unroll
+    for (int c = 0; c < M_CK; c += 8) {
+      float a[M_TILES][4];
+#pragma unroll
+      for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[m][i] = rounded(xs[from[m][i & 1] + (c + (i >> 1) * 4) * M_PLANE]);
+#pragma unroll
+      for (int nt = 0; nt < M_NT; nt++) {
+        const float b0 = rounded(w[c * M_LINE + nt * 8]), b1 = rounded(w[(c + 4) * M_LINE + nt * 8]);
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) multiply(acc[m][nt], a[m], b0, b1);
+      }
+    }
+  }
+  arrived<0>();
+  __syncthreads();
+  float* values = sm;
+  u8* places = (u8*)(sm + M_IM * M_OB * M_STRIDE);
+  if (CODES > WP)
+    for (int i = tid; i < M_IM * M_OB * HP * CODES; i += M_THREADS) if (i % CODES >= WP) places[i] = DEAD;
+#pragma unroll
+  for (int nt = 0; nt < M_NT; nt++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int filter = nt * 8 + 2 * t + e;
+      const float shift = bias && ob + filter < O ? bias[client * O + ob + filter] : 0.f;
+#pragma unroll
+      for (int i = 0; i < (P == 1 ? 4 : 1); i++) {
+        const int window = warp % M_PER * M_WINDOWS + g + 8 * i, part = img * M_OB + filter;
+        Maximum m = {acc[i / 2][nt][i % 2 * 2 + e], 0};
+#pragma unroll
+        for (int q = 1; q < P * P; q++) larger(m, acc[q / 2][nt][q % 2 * 2 + e], q);
+        finish(m, shift);
+        if (window < HP * WP) {
+          values[part * M_STRIDE + window] = m.best;
+          places[(part * HP + window / WP) * CODES + window % WP] = m.place;
+        }
+      }
+    }
+  __syncthreads();
+  write<M_THREADS, M_IM, M_OB, HP, M_STRIDE>(values, places, out, code, at, images, ob, 0);
+}
+FACTS facts_forward_tf32[] = {M_THREADS, M_SHARED, M_OBLK, M_IM};
 #endif
 
 #ifdef D_FW
