@@ -74,6 +74,7 @@ static void commit() { emulated::threads[emulated::now].groups.emplace_back(); }
 template <int LEFT> static void arrived() { emulated::copied(LEFT); }
 static unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 static float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
+static unsigned uniform(unsigned x) { return x; }
 static float pieces[1024][6];
 static void multiply(float (&c)[4], const float (&a)[4], float b0, float b1) {
   const int t = threadIdx.x, first = t / 32 * 32, row = t % 32 / 4, col = t % 4 * 2;

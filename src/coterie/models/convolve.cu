@@ -25,6 +25,8 @@ DEVICE void multiply(float (&c)[4], const float (&a)[4], float b0, float b1) {
                : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
                  "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
+// A number that is the same in the whole warp, and known to be: branches on it need no barrier.
+DEVICE unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }
 #define FACTS extern "C" __device__ int
 #define SHARED extern __shared__ __align__(16) float sm[]
 #define KERNEL(threads, blocks) extern "C" __global__ __launch_bounds__(threads, blocks) void
@@ -45,6 +47,15 @@ template <int N, int V> DEVICE void take(float (&to)[up(N, V) * V], const float*
     else if (V == 2) { float2 v = ((const float2*)s)[i]; to[V * i] = v.x; to[V * i + V - 1] = v.y; }
     else to[i] = s[i];
   }
+}
+
+// Call a function with the place as a constant, found by halves.
+template <int N> struct Number { static constexpr int value = N; };
+template <int LOW, int HIGH, class F> DEVICE void at_place(int place, F call) {
+  constexpr int middle = (LOW + HIGH) / 2;
+  if constexpr (HIGH - LOW == 1) call(Number<LOW>{});
+  else if (place < middle) at_place<LOW, middle>(place, call);
+  else at_place<middle, HIGH>(place, call);
 }
 
 // Filters (O, CT) to (CT, OP), zeros in the padding, by tiles of 32 x 32.
@@ -403,6 +414,7 @@ KERNEL(D_THREADS, D_MIN) filters(const float* __restrict__ x, const float* __res
             else v[r][col] = hp[r * D_PITCH + col];
           }
         const int q = part * D_CW + i;
+        const unsigned places = P == 1 ? 0 : D_FW == 4 ? uniform(*(const unsigned*)(cs + q * D_DB)) : D_FW == 2 ? uniform(*(const unsigned short*)(cs + q * D_DB)) : uniform(cs[q * D_DB]);
         float now[D_FW];
         take<D_FW, (D_FW % 4 == 0 ? 4 : D_FW % 2 == 0 ? 2 : 1)>(now, gs + q * D_GS);
 #pragma unroll
@@ -411,13 +423,13 @@ KERNEL(D_THREADS, D_MIN) filters(const float* __restrict__ x, const float* __res
 #pragma unroll
             for (int t = 0; t < T; t++) acc[f][t] += now[f] * v[t / K][i + t % K];
           } else {
-            const int place = cs[q * D_DB + f];
-#pragma unroll
-            for (int p = 0; p < P * P; p++)
-              if (place == p) {
+            const int place = places >> (8 * f) & 255;
+            if (place != DEAD)
+              at_place<0, P * P>(place, [&](auto at) {
+                constexpr int p = decltype(at)::value;
 #pragma unroll
                 for (int t = 0; t < T; t++) acc[f][t] += now[f] * v[t / K + p / P][i * P + t % K + p % P];
-              }
+              });
           }
         }
       }
@@ -615,17 +627,17 @@ KERNEL(X_THREADS, X_MIN) images(const float* __restrict__ g, const u8* __restric
         for (int part = 0; part < X_PART; part += 4) {
           float now[4];
           take<4, 4>(now, d + X_FILTERS + line + part);
-          const unsigned places = ((const unsigned*)(d + X_FILTERS + X_OC * X_G))[(line + part) / 4];
+          const unsigned places = uniform(((const unsigned*)(d + X_FILTERS + X_OC * X_G))[(line + part) / 4]);
 #pragma unroll
           for (int i = 0; i < 4; i++)
             if (part + i < X_TW) {
               const int place = places >> (8 * i) & 255;
-#pragma unroll
-              for (int p = 0; p < P * P; p++)
-                if (place == p) {
+              if (place != DEAD)
+                at_place<0, P * P>(place, [&](auto at) {
+                  constexpr int p = decltype(at)::value;
 #pragma unroll
                   for (int t = 0; t < T; t++) acc[r * P + p / P + t / K][(part + i) * P + p % P + t % K] += now[i] * f[t];
-                }
+                });
             }
         }
       }

@@ -155,7 +155,7 @@ def _filters(layer: Layer) -> dict[str, int]:
         plane = (rows * layer.pool + layer.kernel - 1) * (wide * layer.pool + layer.kernel)
         return 8 * (32 * (plane + 3) + rows * wide * (each * warps * 5 // 4 + 4))
 
-    rows = _even(height, sum(size(rows) <= _SHARED for rows in range(1, height + 1)))
+    rows = _even(height, sum(size(rows) <= _MOST for rows in range(1, height + 1)))
     return {
         "D_FW": each, "D_NW": warps, "D_CW": chunk, "D_BR": rows,
         "D_MIN": max(1, 65536 // (32 * warps * 128)),
