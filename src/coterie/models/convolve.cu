@@ -83,11 +83,17 @@ DEVICE void finish(Maximum& m, float shift) {
 }
 
 // From shared memory, ROWS rows of windows of OB filters of IM images, to runs of memory.
+constexpr int RUN = WP % 4 == 0 ? 4 : 1;  // windows that move at once
+ANYWHERE constexpr int apart(int windows) { return RUN == 4 ? windows + 4 : windows | 1; }
 template <int THREADS, int IM, int OB, int ROWS, int STRIDE>
 DEVICE void write(const float* values, const u8* places, float* out, u8* code, size_t at, int images, int ob, int row) {
-  for (int i = threadIdx.x; i < IM * OB * ROWS * WP; i += THREADS) {
-    const int px = i % (ROWS * WP), part = i / (ROWS * WP), o = ob + part % OB, im = part / OB;
-    if (o < O && im < images && px / WP + row < HP) out[((at + im) * O + o) * (HP * WP) + row * WP + px] = values[part * STRIDE + px];
+  for (int i = threadIdx.x; i < IM * OB * ROWS * WP / RUN; i += THREADS) {
+    const int px = i % (ROWS * WP / RUN) * RUN, part = i / (ROWS * WP / RUN), o = ob + part % OB, im = part / OB;
+    if (o >= O || im >= images || px / WP + row >= HP) continue;
+    const float* from = values + part * STRIDE + px;
+    float* to = out + ((at + im) * O + o) * (HP * WP) + row * WP + px;
+    if (RUN == 4) *(float4*)to = *(const float4*)from;
+    else *to = *from;
   }
   if (code)
     for (int i = threadIdx.x; i < IM * OB * ROWS * CODES / 4; i += THREADS) {
@@ -107,7 +113,7 @@ constexpr int F_BH = F_BY * F_RY + K - 1;
 constexpr bool F_FLAT = PAD == 0 && W % 4 == 0 && F_GX * F_RX + K - 1 <= W && F_BANDS == 1 && F_BH <= H;
 constexpr int F_PITCH = F_FLAT ? W : up(F_GX * F_RX + K - 1, 4) * 4, F_PLANE = F_BH * F_PITCH;
 constexpr int F_FILTERS = F_CK * T * F_OB, F_STAGE = F_FILTERS + F_IM * F_CK * F_PLANE;
-constexpr int F_ROWS = F_BY * F_RY / P, F_PX = F_ROWS * WP, F_STRIDE = F_PX | 1;
+constexpr int F_ROWS = F_BY * F_RY / P, F_PX = F_ROWS * WP, F_STRIDE = apart(F_PX);
 constexpr int F_SHARED = most(4 * F_NST * F_STAGE, F_IM * F_OB * (4 * F_STRIDE + F_ROWS * CODES));
 
 DEVICE void stage_forward(float* d, const float* x, const float* w, int k, int band, int images, int filters) {
@@ -231,7 +237,7 @@ FACTS facts_forward[] = {F_THREADS, F_SHARED, F_BANDS * F_OBLK, F_IM};
 // image by 8 M_NT filters: rows g and g + 8 of tile m are pixels 2 m and 2 m + 1 of window g.
 constexpr int M_TILES = P == 1 ? 2 : P * P / 2, M_WINDOWS = P == 1 ? 32 : 8, M_PER = up(HP * WP, M_WINDOWS), M_OB = 8 * M_NT;
 constexpr int M_THREADS = 32 * M_IM * M_PER, M_OBLK = up(OP, M_OB), M_WIDE = W + 2 * PAD, M_HIGH = H + 2 * PAD;
-constexpr int M_PLANE = (M_HIGH * M_WIDE + 22) / 32 * 32 + 9, M_LINE = M_OB + 8, M_STRIDE = HP * WP | 1;  // few banks twice
+constexpr int M_PLANE = (M_HIGH * M_WIDE + 22) / 32 * 32 + 9, M_LINE = M_OB + 8, M_STRIDE = apart(HP * WP);
 constexpr int M_IMAGES = up(M_IM * M_CK * M_PLANE, 4) * 4, M_FILTERS = M_CK * M_LINE;
 constexpr int M_SHARED = most(4 * (2 * M_IMAGES + 3 * M_FILTERS), M_IM * M_OB * (4 * M_STRIDE + HP * CODES));
 static_assert(C % M_CK == 0 && M_CK % 8 == 0 && K > 1 && (P == 1 || P % 2 == 0), "tiles of forward_tf32");
@@ -329,6 +335,9 @@ KERNEL(M_THREADS, 1) forward_tf32(const float* __restrict__ x, const float* __re
 }
 FACTS facts_forward_tf32[] = {M_THREADS, M_SHARED, M_OBLK, M_IM};
 #endif
+
+// Channels from c0 on, at most 32.
+DEVICE int lanes(int c0) { return C % 32 == 0 ? 32 : C < 32 ? C : C - c0 < 32 ? C - c0 : 32; }
 
 #ifdef D_FW
 // Gradient of the filters, many channels: lanes are channels, a warp has D_FW filters, a block
@@ -438,7 +447,7 @@ KERNEL(D_THREADS, D_MIN) filters(const float* __restrict__ x, const float* __res
   arrived<0>();
   __syncthreads();
   float* own = sm + warp * 32 * T;
-  const int channels = C - c0 < 32 ? C - c0 : 32;
+  const int channels = lanes(c0);
   const size_t to = client * splits + split;
 #pragma unroll
   for (int f = 0; f < D_FW; f++) {
@@ -468,7 +477,8 @@ FACTS facts_filters[] = {D_THREADS, D_SHARED, D_OBLK * D_CG, D_BANDS};
 // E_IM images. One part of the sum a block, for `total`.
 constexpr int E_THREADS = 32 * E_NW, E_OBLK = up(O, 32), E_BANDS = up(HP, E_BR), E_RUN = P == 1 ? 4 : 1;
 constexpr int E_WIDE = up(WP, E_RUN) * E_RUN, E_NPX = E_BR * E_WIDE, E_BH = E_BR * P + K - 1, E_PITCH = E_WIDE * P + K - 1 | 1;
-constexpr int E_GS = E_NPX | 1, E_CS = up(E_NPX, 4) * 4 | 4, E_IMAGE = C * E_BH * E_PITCH;
+constexpr bool E_FLAT = WP % 4 == 0 && P > 1;  // copies of four windows
+constexpr int E_GS = E_FLAT ? E_NPX + 4 : E_NPX | 1, E_CS = up(E_NPX, 4) * 4 | 4, E_IMAGE = up(C * E_BH * E_PITCH, 4) * 4;
 constexpr int E_SHARED = most(4 * E_IM * (E_IMAGE + 32 * E_GS) + (P > 1 ? E_IM * 32 * E_CS : 0), 4 * E_NW * 32 * (CT + 1));
 
 KERNEL(E_THREADS, E_MIN) few(const float* __restrict__ x, const float* __restrict__ g, const u8* __restrict__ code,
@@ -481,12 +491,20 @@ KERNEL(E_THREADS, E_MIN) few(const float* __restrict__ x, const float* __restric
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   float* gs = sm + E_IM * E_IMAGE;
   u8* cs = (u8*)(gs + E_IM * 32 * E_GS);
-  for (int i = tid; i < E_IM * E_IMAGE; i += E_THREADS) {
-    const int col = i % E_PITCH - PAD, row = i / E_PITCH % E_BH + band * E_BR * P - PAD, c = i / (E_BH * E_PITCH) % C, im = i / E_IMAGE;
+  for (int i = tid; i < E_IM * C * E_BH * E_PITCH; i += E_THREADS) {
+    const int col = i % E_PITCH - PAD, row = i / E_PITCH % E_BH + band * E_BR * P - PAD, c = i / (E_BH * E_PITCH) % C, im = i / (C * E_BH * E_PITCH);
     const bool real = im < images && row >= 0 && row < H && col >= 0 && col < W;
-    copy<4>(sm + i, real ? x + (((at + im) * C + c) * H + row) * W + col : x, real);
+    copy<4>(sm + im * E_IMAGE + i % (C * E_BH * E_PITCH), real ? x + (((at + im) * C + c) * H + row) * W + col : x, real);
   }
-#pragma unroll 4
+  if (E_FLAT)
+    for (int i = tid; i < E_IM * 32 * E_NPX / 4; i += E_THREADS) {
+      const int px = i % (E_NPX / 4) * 4, part = i / (E_NPX / 4), o = o0 + part % 32, im = part / 32, row = px / WP + band * E_BR;
+      const bool real = im < images && o < O && row < HP;
+      const size_t line = ((at + im) * O + o) * HP + row;
+      copy<16>(gs + part * E_GS + px, real ? g + line * WP + px % WP : g, real);
+      copy<4>(cs + part * E_CS + px, real ? code + line * CODES + px % WP : code, real);
+    }
+  else
   for (int i = tid; i < E_IM * 32 * E_NPX; i += E_THREADS) {
     const int px = i % E_NPX, part = i / E_NPX, o = o0 + part % 32, im = part / 32, row = px / E_WIDE + band * E_BR, col = px % E_WIDE;
     const bool real = im < images && o < O && row < HP && col < WP;
@@ -571,7 +589,7 @@ constexpr int X_FILTERS = up(X_OC * 32 * X_TS, 4) * 4, X_HALF = X_FILTERS + X_OC
 constexpr int X_SHARED = 4 * most(2 * X_HALF, X_IM * 32 * X_PLANE);
 
 DEVICE void stage_images(float* d, const float* g, const u8* code, const float* w, size_t at, int images, int c0, int o0) {
-  const int tid = threadIdx.x, channels = C - c0 < 32 ? C - c0 : 32, count = O - o0 < X_OC ? O - o0 : X_OC;
+  const int tid = threadIdx.x, channels = lanes(c0), count = O - o0 < X_OC ? O - o0 : X_OC;
   if (X_FLAT) {
     const int run = channels * T / 4;
     for (int i = tid; i < count * run; i += X_THREADS) copy<16>(d + i / run * 32 * T + i % run * 4, w + ((size_t)(o0 + i / run) * C + c0) * T + i % run * 4);
@@ -660,7 +678,7 @@ KERNEL(X_THREADS, X_MIN) images(const float* __restrict__ g, const u8* __restric
     }
     __syncthreads();
   }
-  const int channels = C - c0 < 32 ? C - c0 : 32;
+  const int channels = lanes(c0);
   for (int i = tid; i < X_IM * channels * H * W; i += X_THREADS) {
     const int part = i / (channels * H * W), px = i % (channels * H * W), c = px / (H * W), y = px / W % H + PAD, z = px % W + PAD;
     if (part < images) dx[((at + part) * C + c0) * H * W + px] = y < X_AH && z < X_AW ? sm[(part * 32 + c) * X_PLANE + y * X_AW + z] : 0.f;
