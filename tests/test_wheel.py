@@ -94,3 +94,4 @@ def test_the_sdist_holds_what_its_tests_need(built):
         assert name in names, name
     tests = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
     assert tests <= names
+    assert {"tests/models/emulated.h", "src/coterie/models/convolve.cu"} <= names

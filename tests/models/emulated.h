@@ -72,3 +72,17 @@ template <int BYTES> static void copy(void* s, const void* g, bool real = true) 
 }
 static void commit() { emulated::threads[emulated::now].groups.emplace_back(); }
 template <int LEFT> static void arrived() { emulated::copied(LEFT); }
+static unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
+static float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
+static unsigned uniform(unsigned x) { return x; }
+static float pieces[1024][6];
+static void multiply(float (&c)[4], const float (&a)[4], float b0, float b1) {
+  const int t = threadIdx.x, first = t / 32 * 32, row = t % 32 / 4, col = t % 4 * 2;
+  for (int i = 0; i < 4; i++) pieces[t][i] = a[i];
+  pieces[t][4] = b0; pieces[t][5] = b1;
+  emulated::pause();
+  for (int k = 0; k < 8; k++)
+    for (int i = 0; i < 4; i++)
+      c[i] += pieces[first + row * 4 + k % 4][k / 4 * 2 + i / 2] * pieces[first + (col + i % 2) * 4 + k % 4][4 + k / 4];
+  emulated::pause();
+}

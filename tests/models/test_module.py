@@ -517,6 +517,14 @@ CHAINS = {
         TIME,
     ),
     "one layer twice": (repeated, (8,)),
+    "convolutions": (
+        sequential(
+            P(nn.Conv2d, 2, 3, 3, padding=1), nn.ReLU, P(nn.MaxPool2d, 2),
+            P(nn.Conv2d, 3, 3, 1), nn.ReLU, P(nn.Conv2d, 3, 4, 2), P(nn.MaxPool2d, 2, 2), nn.ReLU,
+            P(nn.Conv2d, 4, 2, 1, padding="valid"), nn.ReLU, nn.Flatten, P(nn.Linear, 8, 3),
+        ),
+        (2, 11, 10),
+    ),
 }  # fmt: skip
 
 
@@ -542,6 +550,30 @@ def test_a_chain_gives_the_numbers_and_gradients_of_the_general_way(case):
         assert found[0].shape == (3, 4, 3)
     alone = model.apply(of_client(params, 1), x[1], None if seeds is None else seeds[1])
     torch.testing.assert_close(found[0][1], alone)
+    with torch.no_grad():
+        torch.testing.assert_close(model.apply_stacked(leaves, x, seeds), found[0])
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [P(nn.Conv2d, 2, 3, 3, stride=2), nn.ReLU],
+        [P(nn.Conv2d, 2, 4, 3, groups=2), nn.ReLU],
+        [P(nn.Conv2d, 2, 3, 3, dilation=2), nn.ReLU],
+        [P(nn.Conv2d, 2, 3, (3, 2)), nn.ReLU],
+        [P(nn.Conv2d, 2, 3, 3, padding=(1, 0)), nn.ReLU],
+        [P(nn.Conv2d, 2, 3, 3, padding=1, padding_mode="reflect"), nn.ReLU],
+        [P(nn.Conv2d, 2, 3, 3, bias=False), nn.ReLU],
+        [P(nn.Conv2d, 2, 3, 3), nn.Tanh],
+        [P(nn.Conv2d, 2, 3, 3), nn.ReLU, P(nn.MaxPool2d, 2, stride=1)],
+        [P(nn.Conv2d, 2, 3, 3), nn.ReLU, P(nn.MaxPool2d, 2, padding=1)],
+        [P(nn.Conv2d, 2, 3, 3), nn.ReLU, P(nn.MaxPool2d, 2, ceil_mode=True)],
+    ],
+)
+def test_other_convolutions_go_the_general_way(layers):
+    module = sequential(*layers, nn.Flatten, P(nn.LazyLinear, 3))()
+    module(torch.zeros(1, 2, 9, 8))
+    assert _network(Module(module), spec_of((2, 9, 8)))._chain is None
 
 
 def shifted_by_its_scale():

@@ -359,7 +359,7 @@ def test_bits_do_not_depend_on_how_many_rows_others_have(name, length, device):
         return federate("multiclass", held, whole.features[kept], whole.targets[kept], 4)
 
     others = [client for client in range(len(counts)) if client != changed]
-    for precision in ("float32", "bfloat16"):
+    for precision in ("float32", "bfloat16", "tf32"):
         with computed_in(precision):
             wanted = models_by_client(model, with_rows(4), settings, 8)
             for count in (0, 1, many):
@@ -367,6 +367,23 @@ def test_bits_do_not_depend_on_how_many_rows_others_have(name, length, device):
                 assert_same_bits(found, wanted, others)
             found = models_by_client(model, with_rows(4), settings, 8, alone=True)
             assert_same_bits(found, wanted, range(len(counts)))
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="needs torch 2.9"
+)
+def test_only_tf32_rounds_factors_and_settings_are_restored():
+    places = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+
+    def state():
+        return [place.fp32_precision for place in places]
+
+    before, seen = state(), []
+    for precision in ("float32", "bfloat16", "tf32"):
+        with computed_in(precision), module._rounding(torch.device("cuda")):
+            seen.append(state())
+        assert state() == before
+    assert seen == [["ieee"] * 2, ["ieee"] * 2, ["tf32"] * 2]
 
 
 def test_learning_rate_halves():

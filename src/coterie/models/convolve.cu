@@ -1,7 +1,7 @@
 // Convolution + bias + relu + maxima over windows of P x P, and its gradients, for many clients, each
 // with its own filters, in float32. Built for one shape at a time by convolve_gpu.py, which defines
 //   C H W O K P PAD RELU      the layer: channels, height, width, filters, sides, padding
-//   F_ D_ E_ X_               tiles of the kernels; a kernel without tiles is left out
+//   F_ M_ D_ E_ X_            tiles of the kernels; a kernel without tiles is left out
 // and reads the `facts` of each kernel: threads, bytes of shared memory, and parts of its grid.
 // Layouts: images (client, n, C, H, W), filters (client, O, C, K, K), as torch has them. `code` is
 // (client, n, O, HP, CODES): the place of the maximum in its window, or DEAD behind the rectifier.
@@ -18,6 +18,15 @@ template <int BYTES> DEVICE void copy(void* s, const void* g, bool real = true) 
 }
 DEVICE void commit() { asm volatile("cp.async.commit_group;"); }
 template <int LEFT> DEVICE void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT)); }
+// Add to 16 x 8 the product of 16 x 8 and 8 x 8, spread over a warp.
+DEVICE void multiply(float (&c)[4], const float (&a)[4], float b0, float b1) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+                 "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+// A number that is the same in the whole warp, and known to be: branches on it need no barrier.
+DEVICE unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }
 #define FACTS extern "C" __device__ int
 #define SHARED extern __shared__ __align__(16) float sm[]
 #define KERNEL(threads, blocks) extern "C" __global__ __launch_bounds__(threads, blocks) void
@@ -40,6 +49,15 @@ template <int N, int V> DEVICE void take(float (&to)[up(N, V) * V], const float*
   }
 }
 
+// Call a function with the place as a constant, found by halves.
+template <int N> struct Number { static constexpr int value = N; };
+template <int LOW, int HIGH, class F> DEVICE void at_place(int place, F call) {
+  constexpr int middle = (LOW + HIGH) / 2;
+  if constexpr (HIGH - LOW == 1) call(Number<LOW>{});
+  else if (place < middle) at_place<LOW, middle>(place, call);
+  else at_place<middle, HIGH>(place, call);
+}
+
 // Filters (O, CT) to (CT, OP), zeros in the padding, by tiles of 32 x 32.
 KERNEL(256, 4) pack(const float* __restrict__ w, float* __restrict__ wb) {
   constexpr int DOWN = up(CT, 32), ALONG = up(OP, 32);
@@ -54,6 +72,37 @@ KERNEL(256, 4) pack(const float* __restrict__ w, float* __restrict__ wb) {
     if (i0 + r < CT && o0 + lane < OP) wb[(client * CT + i0 + r) * OP + o0 + lane] = sm[lane * 33 + r];
 }
 
+// The maximum of a window, its place in it, or DEAD behind the rectifier.
+struct Maximum { float best; int place; };
+DEVICE void larger(Maximum& m, float now, int place) {
+  if (now > m.best || now != now) { m.best = now; m.place = place; }  // NaN wins, as in torch
+}
+DEVICE void finish(Maximum& m, float shift) {
+  m.best += shift;
+  if (RELU && m.best <= 0.f) { m.best = 0.f; m.place = DEAD; }
+}
+
+// From shared memory, ROWS rows of windows of OB filters of IM images, to runs of memory.
+constexpr int RUN = WP % 4 == 0 ? 4 : 1;  // windows that move at once
+ANYWHERE constexpr int apart(int windows) { return RUN == 4 ? windows + 4 : windows | 1; }
+template <int THREADS, int IM, int OB, int ROWS, int STRIDE>
+DEVICE void write(const float* values, const u8* places, float* out, u8* code, size_t at, int images, int ob, int row) {
+  for (int i = threadIdx.x; i < IM * OB * ROWS * WP / RUN; i += THREADS) {
+    const int px = i % (ROWS * WP / RUN) * RUN, part = i / (ROWS * WP / RUN), o = ob + part % OB, im = part / OB;
+    if (o >= O || im >= images || px / WP + row >= HP) continue;
+    const float* from = values + part * STRIDE + px;
+    float* to = out + ((at + im) * O + o) * (HP * WP) + row * WP + px;
+    if (RUN == 4) *(float4*)to = *(const float4*)from;
+    else *to = *from;
+  }
+  if (code)
+    for (int i = threadIdx.x; i < IM * OB * ROWS * CODES / 4; i += THREADS) {
+      const int px = i % (ROWS * CODES / 4), part = i / (ROWS * CODES / 4), o = ob + part % OB, im = part / OB;
+      if (o < O && im < images && px / (CODES / 4) + row < HP)
+        ((unsigned*)code)[(((at + im) * O + o) * HP + row) * (CODES / 4) + px] = ((const unsigned*)places)[i];
+    }
+}
+
 #ifdef F_TO
 // A thread has F_RY x F_RX pixels of F_TO filters; a block F_BY rows of such patches, F_IM images and
 // F_OB filters. Input channels come by F_CK through F_NST buffers.
@@ -64,7 +113,7 @@ constexpr int F_BH = F_BY * F_RY + K - 1;
 constexpr bool F_FLAT = PAD == 0 && W % 4 == 0 && F_GX * F_RX + K - 1 <= W && F_BANDS == 1 && F_BH <= H;
 constexpr int F_PITCH = F_FLAT ? W : up(F_GX * F_RX + K - 1, 4) * 4, F_PLANE = F_BH * F_PITCH;
 constexpr int F_FILTERS = F_CK * T * F_OB, F_STAGE = F_FILTERS + F_IM * F_CK * F_PLANE;
-constexpr int F_ROWS = F_BY * F_RY / P, F_PX = F_ROWS * WP, F_STRIDE = F_PX | 1;
+constexpr int F_ROWS = F_BY * F_RY / P, F_PX = F_ROWS * WP, F_STRIDE = apart(F_PX);
 constexpr int F_SHARED = most(4 * F_NST * F_STAGE, F_IM * F_OB * (4 * F_STRIDE + F_ROWS * CODES));
 
 DEVICE void stage_forward(float* d, const float* x, const float* w, int k, int band, int images, int filters) {
@@ -165,39 +214,130 @@ KERNEL(F_THREADS, F_MIN) forward(const float* __restrict__ x, const float* __res
       for (int wy = 0; wy < F_RY / P; wy++)
 #pragma unroll
         for (int wx = 0; wx < F_RX / P; wx++) {
-          float best = acc[wy * P][wx * P][o];
-          int place = 0;
+          Maximum m = {acc[wy * P][wx * P][o], 0};
 #pragma unroll
-          for (int q = 1; q < P * P; q++) {
-            const float now = acc[wy * P + q / P][wx * P + q % P][o];
-            if (now > best || now != now) { best = now; place = q; }  // NaN wins, as in torch
-          }
-          best += shift;
-          if (RELU && best <= 0.f) { best = 0.f; place = DEAD; }
+          for (int q = 1; q < P * P; q++) larger(m, acc[wy * P + q / P][wx * P + q % P][o], q);
+          finish(m, shift);
           const int col = gx * (F_RX / P) + wx, row = gy * (F_RY / P) + wy, part = img * F_OB + og * F_TO + o;
           if (col < WP) {
-            values[part * F_STRIDE + row * WP + col] = best;
-            places[(part * F_ROWS + row) * CODES + col] = place;
+            values[part * F_STRIDE + row * WP + col] = m.best;
+            places[(part * F_ROWS + row) * CODES + col] = m.place;
           }
         }
     }
   }
   __syncthreads();
-  for (int i = tid; i < F_IM * F_OB * F_PX; i += F_THREADS) {
-    const int px = i % F_PX, part = i / F_PX, o = ob + part % F_OB, im = part / F_OB;
-    if (o < O && im < images && px / WP + band * F_ROWS < HP)
-      out[((at + im) * O + o) * (HP * WP) + band * F_PX + px] = values[part * F_STRIDE + px];
-  }
-  if (code)
-    for (int i = tid; i < F_IM * F_OB * F_ROWS * CODES / 4; i += F_THREADS) {
-      const int px = i % (F_ROWS * CODES / 4), part = i / (F_ROWS * CODES / 4), o = ob + part % F_OB, im = part / F_OB;
-      if (o < O && im < images && px / (CODES / 4) + band * F_ROWS < HP)
-        ((unsigned*)code)[((at + im) * O + o) * (HP * CODES / 4) + band * (F_ROWS * CODES / 4) + px] = ((const unsigned*)places)[i];
-    }
+  write<F_THREADS, F_IM, F_OB, F_ROWS, F_STRIDE>(values, places, out, code, at, images, ob, band * F_ROWS);
 }
-
 FACTS facts_forward[] = {F_THREADS, F_SHARED, F_BANDS * F_OBLK, F_IM};
 #endif
+
+#ifdef M_NT
+// The same with factors rounded to TF32, for C a multiple of M_CK. A warp has M_WINDOWS windows of one
+// image by 8 M_NT filters: rows g and g + 8 of tile m are pixels 2 m and 2 m + 1 of window g.
+constexpr int M_TILES = P == 1 ? 2 : P * P / 2, M_WINDOWS = P == 1 ? 32 : 8, M_PER = up(HP * WP, M_WINDOWS), M_OB = 8 * M_NT;
+constexpr int M_THREADS = 32 * M_IM * M_PER, M_OBLK = up(OP, M_OB), M_WIDE = W + 2 * PAD, M_HIGH = H + 2 * PAD;
+constexpr int M_PLANE = (M_HIGH * M_WIDE + 22) / 32 * 32 + 9, M_LINE = M_OB + 8, M_STRIDE = apart(HP * WP);
+constexpr int M_IMAGES = up(M_IM * M_CK * M_PLANE, 4) * 4, M_FILTERS = M_CK * M_LINE;
+constexpr int M_SHARED = most(4 * (2 * M_IMAGES + 3 * M_FILTERS), M_IM * M_OB * (4 * M_STRIDE + HP * CODES));
+static_assert(C % M_CK == 0 && M_CK % 8 == 0 && K > 1 && (P == 1 || P % 2 == 0), "tiles of forward_tf32");
+
+DEVICE float rounded(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
+
+KERNEL(M_THREADS, 1) forward_tf32(const float* __restrict__ x, const float* __restrict__ wb, const float* __restrict__ bias,
+                                  float* __restrict__ out, u8* __restrict__ code, int n) {
+  SHARED;
+  int b = blockIdx.x;
+  const int ob = b % M_OBLK * M_OB; b /= M_OBLK;
+  const int groups = up(n, M_IM), first = b % groups * M_IM, images = n - first;
+  const size_t client = b / groups, at = client * n + first;
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, g = lane / 4, t = lane % 4, img = warp / M_PER;
+  float* ws = sm + 2 * M_IMAGES;
+  auto stage_x = [&](int chunk) {
+    for (int i = tid; i < M_IM * M_CK * M_HIGH * M_WIDE; i += M_THREADS) {
+      const int col = i % M_WIDE - PAD, row = i / M_WIDE % M_HIGH - PAD, c = i / (M_WIDE * M_HIGH) % M_CK, im = i / (M_WIDE * M_HIGH * M_CK);
+      const bool real = im < images && row >= 0 && row < H && col >= 0 && col < W;
+      copy<4>(sm + (chunk & 1) * M_IMAGES + (im * M_CK + c) * M_PLANE + i % (M_WIDE * M_HIGH),
+              real ? x + (((at + im) * C + chunk * M_CK + c) * H + row) * W + col : x, real);
+    }
+  };
+  auto stage_w = [&](int step) {
+    for (int i = tid; i < M_CK * M_OB / 4; i += M_THREADS) {
+      const int c = i / (M_OB / 4), o = i % (M_OB / 4) * 4;
+      const bool real = ob + o < OP;
+      copy<16>(ws + step % 3 * M_FILTERS + c * M_LINE + o, real ? wb + ((client * C + step / T * M_CK + c) * T + step % T) * OP + ob + o : wb, real);
+    }
+  };
+  constexpr int STEPS = C / M_CK * T;
+  int from[M_TILES][2];
+#pragma unroll
+  for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int q = P == 1 ? 0 : 2 * m + half, window = warp % M_PER * M_WINDOWS + g + (P == 1 ? 16 * m + 8 * half : 0);
+      const int real = window < HP * WP ? window : 0;
+      from[m][half] = img * M_CK * M_PLANE + (real / WP * P + q / P) * M_WIDE + real % WP * P + q % P + t * M_PLANE;
+    }
+  float acc[M_TILES][M_NT][4] = {};
+  stage_x(0); stage_w(0); commit();
+  stage_w(1); commit();
+#pragma unroll 1
+  for (int step = 0; step < STEPS; step++) {
+    arrived<1>();
+    __syncthreads();
+    if (step + 2 < STEPS) stage_w(step + 2);
+    if (step % T == 0 && step / T + 1 < C / M_CK) stage_x(step / T + 1);
+    commit();
+    const float* xs = sm + (step / T & 1) * M_IMAGES + step % T / K * M_WIDE + step % T % K;
+    const float* w = ws + step % 3 * M_FILTERS + t * M_LINE + g;
+#pragma unroll
+    for (int c = 0; c < M_CK; c += 8) {
+      float a[M_TILES][4];
+#pragma unroll
+      for (int m = 0; m < M_TILES; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[m][i] = rounded(xs[from[m][i & 1] + (c + (i >> 1) * 4) * M_PLANE]);
+#pragma unroll
+      for (int nt = 0; nt < M_NT; nt++) {
+        const float b0 = rounded(w[c * M_LINE + nt * 8]), b1 = rounded(w[(c + 4) * M_LINE + nt * 8]);
+#pragma unroll
+        for (int m = 0; m < M_TILES; m++) multiply(acc[m][nt], a[m], b0, b1);
+      }
+    }
+  }
+  arrived<0>();
+  __syncthreads();
+  float* values = sm;
+  u8* places = (u8*)(sm + M_IM * M_OB * M_STRIDE);
+  if (CODES > WP)
+    for (int i = tid; i < M_IM * M_OB * HP * CODES; i += M_THREADS) if (i % CODES >= WP) places[i] = DEAD;
+#pragma unroll
+  for (int nt = 0; nt < M_NT; nt++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const int filter = nt * 8 + 2 * t + e;
+      const float shift = bias && ob + filter < O ? bias[client * O + ob + filter] : 0.f;
+#pragma unroll
+      for (int i = 0; i < (P == 1 ? 4 : 1); i++) {
+        const int window = warp % M_PER * M_WINDOWS + g + 8 * i, part = img * M_OB + filter;
+        Maximum m = {acc[i / 2][nt][i % 2 * 2 + e], 0};
+#pragma unroll
+        for (int q = 1; q < P * P; q++) larger(m, acc[q / 2][nt][q % 2 * 2 + e], q);
+        finish(m, shift);
+        if (window < HP * WP) {
+          values[part * M_STRIDE + window] = m.best;
+          places[(part * HP + window / WP) * CODES + window % WP] = m.place;
+        }
+      }
+    }
+  __syncthreads();
+  write<M_THREADS, M_IM, M_OB, HP, M_STRIDE>(values, places, out, code, at, images, ob, 0);
+}
+FACTS facts_forward_tf32[] = {M_THREADS, M_SHARED, M_OBLK, M_IM};
+#endif
+
+// Channels from c0 on, at most 32.
+DEVICE int lanes(int c0) { return C % 32 == 0 ? 32 : C < 32 ? C : C - c0 < 32 ? C - c0 : 32; }
 
 #ifdef D_FW
 // Gradient of the filters, many channels: lanes are channels, a warp has D_FW filters, a block
@@ -283,6 +423,7 @@ KERNEL(D_THREADS, D_MIN) filters(const float* __restrict__ x, const float* __res
             else v[r][col] = hp[r * D_PITCH + col];
           }
         const int q = part * D_CW + i;
+        const unsigned places = P == 1 ? 0 : D_FW == 4 ? uniform(*(const unsigned*)(cs + q * D_DB)) : D_FW == 2 ? uniform(*(const unsigned short*)(cs + q * D_DB)) : uniform(cs[q * D_DB]);
         float now[D_FW];
         take<D_FW, (D_FW % 4 == 0 ? 4 : D_FW % 2 == 0 ? 2 : 1)>(now, gs + q * D_GS);
 #pragma unroll
@@ -291,13 +432,13 @@ KERNEL(D_THREADS, D_MIN) filters(const float* __restrict__ x, const float* __res
 #pragma unroll
             for (int t = 0; t < T; t++) acc[f][t] += now[f] * v[t / K][i + t % K];
           } else {
-            const int place = cs[q * D_DB + f];
-#pragma unroll
-            for (int p = 0; p < P * P; p++)
-              if (place == p) {
+            const int place = places >> (8 * f) & 255;
+            if (place != DEAD)
+              at_place<0, P * P>(place, [&](auto at) {
+                constexpr int p = decltype(at)::value;
 #pragma unroll
                 for (int t = 0; t < T; t++) acc[f][t] += now[f] * v[t / K + p / P][i * P + t % K + p % P];
-              }
+              });
           }
         }
       }
@@ -306,7 +447,7 @@ KERNEL(D_THREADS, D_MIN) filters(const float* __restrict__ x, const float* __res
   arrived<0>();
   __syncthreads();
   float* own = sm + warp * 32 * T;
-  const int channels = C - c0 < 32 ? C - c0 : 32;
+  const int channels = lanes(c0);
   const size_t to = client * splits + split;
 #pragma unroll
   for (int f = 0; f < D_FW; f++) {
@@ -336,7 +477,8 @@ FACTS facts_filters[] = {D_THREADS, D_SHARED, D_OBLK * D_CG, D_BANDS};
 // E_IM images. One part of the sum a block, for `total`.
 constexpr int E_THREADS = 32 * E_NW, E_OBLK = up(O, 32), E_BANDS = up(HP, E_BR), E_RUN = P == 1 ? 4 : 1;
 constexpr int E_WIDE = up(WP, E_RUN) * E_RUN, E_NPX = E_BR * E_WIDE, E_BH = E_BR * P + K - 1, E_PITCH = E_WIDE * P + K - 1 | 1;
-constexpr int E_GS = E_NPX | 1, E_CS = up(E_NPX, 4) * 4 | 4, E_IMAGE = C * E_BH * E_PITCH;
+constexpr bool E_FLAT = WP % 4 == 0 && P > 1;  // copies of four windows
+constexpr int E_GS = E_FLAT ? E_NPX + 4 : E_NPX | 1, E_CS = up(E_NPX, 4) * 4 | 4, E_IMAGE = up(C * E_BH * E_PITCH, 4) * 4;
 constexpr int E_SHARED = most(4 * E_IM * (E_IMAGE + 32 * E_GS) + (P > 1 ? E_IM * 32 * E_CS : 0), 4 * E_NW * 32 * (CT + 1));
 
 KERNEL(E_THREADS, E_MIN) few(const float* __restrict__ x, const float* __restrict__ g, const u8* __restrict__ code,
@@ -349,12 +491,20 @@ KERNEL(E_THREADS, E_MIN) few(const float* __restrict__ x, const float* __restric
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   float* gs = sm + E_IM * E_IMAGE;
   u8* cs = (u8*)(gs + E_IM * 32 * E_GS);
-  for (int i = tid; i < E_IM * E_IMAGE; i += E_THREADS) {
-    const int col = i % E_PITCH - PAD, row = i / E_PITCH % E_BH + band * E_BR * P - PAD, c = i / (E_BH * E_PITCH) % C, im = i / E_IMAGE;
+  for (int i = tid; i < E_IM * C * E_BH * E_PITCH; i += E_THREADS) {
+    const int col = i % E_PITCH - PAD, row = i / E_PITCH % E_BH + band * E_BR * P - PAD, c = i / (E_BH * E_PITCH) % C, im = i / (C * E_BH * E_PITCH);
     const bool real = im < images && row >= 0 && row < H && col >= 0 && col < W;
-    copy<4>(sm + i, real ? x + (((at + im) * C + c) * H + row) * W + col : x, real);
+    copy<4>(sm + im * E_IMAGE + i % (C * E_BH * E_PITCH), real ? x + (((at + im) * C + c) * H + row) * W + col : x, real);
   }
-#pragma unroll 4
+  if (E_FLAT)
+    for (int i = tid; i < E_IM * 32 * E_NPX / 4; i += E_THREADS) {
+      const int px = i % (E_NPX / 4) * 4, part = i / (E_NPX / 4), o = o0 + part % 32, im = part / 32, row = px / WP + band * E_BR;
+      const bool real = im < images && o < O && row < HP;
+      const size_t line = ((at + im) * O + o) * HP + row;
+      copy<16>(gs + part * E_GS + px, real ? g + line * WP + px % WP : g, real);
+      copy<4>(cs + part * E_CS + px, real ? code + line * CODES + px % WP : code, real);
+    }
+  else
   for (int i = tid; i < E_IM * 32 * E_NPX; i += E_THREADS) {
     const int px = i % E_NPX, part = i / E_NPX, o = o0 + part % 32, im = part / 32, row = px / E_WIDE + band * E_BR, col = px % E_WIDE;
     const bool real = im < images && o < O && row < HP && col < WP;
@@ -439,7 +589,7 @@ constexpr int X_FILTERS = up(X_OC * 32 * X_TS, 4) * 4, X_HALF = X_FILTERS + X_OC
 constexpr int X_SHARED = 4 * most(2 * X_HALF, X_IM * 32 * X_PLANE);
 
 DEVICE void stage_images(float* d, const float* g, const u8* code, const float* w, size_t at, int images, int c0, int o0) {
-  const int tid = threadIdx.x, channels = C - c0 < 32 ? C - c0 : 32, count = O - o0 < X_OC ? O - o0 : X_OC;
+  const int tid = threadIdx.x, channels = lanes(c0), count = O - o0 < X_OC ? O - o0 : X_OC;
   if (X_FLAT) {
     const int run = channels * T / 4;
     for (int i = tid; i < count * run; i += X_THREADS) copy<16>(d + i / run * 32 * T + i % run * 4, w + ((size_t)(o0 + i / run) * C + c0) * T + i % run * 4);
@@ -495,17 +645,17 @@ KERNEL(X_THREADS, X_MIN) images(const float* __restrict__ g, const u8* __restric
         for (int part = 0; part < X_PART; part += 4) {
           float now[4];
           take<4, 4>(now, d + X_FILTERS + line + part);
-          const unsigned places = ((const unsigned*)(d + X_FILTERS + X_OC * X_G))[(line + part) / 4];
+          const unsigned places = uniform(((const unsigned*)(d + X_FILTERS + X_OC * X_G))[(line + part) / 4]);
 #pragma unroll
           for (int i = 0; i < 4; i++)
             if (part + i < X_TW) {
               const int place = places >> (8 * i) & 255;
-#pragma unroll
-              for (int p = 0; p < P * P; p++)
-                if (place == p) {
+              if (place != DEAD)
+                at_place<0, P * P>(place, [&](auto at) {
+                  constexpr int p = decltype(at)::value;
 #pragma unroll
                   for (int t = 0; t < T; t++) acc[r * P + p / P + t / K][(part + i) * P + p % P + t % K] += now[i] * f[t];
-                }
+                });
             }
         }
       }
@@ -528,7 +678,7 @@ KERNEL(X_THREADS, X_MIN) images(const float* __restrict__ g, const u8* __restric
     }
     __syncthreads();
   }
-  const int channels = C - c0 < 32 ? C - c0 : 32;
+  const int channels = lanes(c0);
   for (int i = tid; i < X_IM * channels * H * W; i += X_THREADS) {
     const int part = i / (channels * H * W), px = i % (channels * H * W), c = px / (H * W), y = px / W % H + PAD, z = px % W + PAD;
     if (part < images) dx[((at + part) * C + c0) * H * W + px] = y < X_AH && z < X_AW ? sm[(part * 32 + c) * X_PLANE + y * X_AW + z] : 0.f;

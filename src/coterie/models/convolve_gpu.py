@@ -7,7 +7,8 @@ whole numbers: every product and sum of them is exact in float32, also ties are,
 equal to the bit. Where anything is wrong, `convolutions` warns once and returns None.
 
 A number depends on the client's own images and filters and on the shapes alone, not on the number
-of clients, and sums have a fixed order. Products are FFMA in float32. Imported only for tensors on
+of clients, and sums have a fixed order. Products are FFMA in float32; where torch may round factors
+to TF32, the kernels of the forward pass do so if they can. Imported only for tensors on
 CUDA. Tests: tests/models/test_convolve_gpu.py, which on the CPU emulates the kernels.
 """
 
@@ -66,10 +67,9 @@ class Kernels:
         out = x.new_empty(clients, rows, layer.filters, height, width)
         wide = -(-width // 4) * 4 if places else 0
         code = x.new_empty(clients, rows, layer.filters, height, wide, dtype=torch.uint8)
-        groups = -(-rows // self._facts["forward"][3])
-        self._start(
-            "forward", clients * groups, x, packed, bias, out, code if places else None, rows
-        )
+        name = "forward_tf32" if "forward_tf32" in self._facts else "forward"
+        given = (x, packed, bias, out, code if places else None, rows)
+        self._start(name, clients * -(-rows // self._facts[name][3]), *given)
         return out, code
 
     def filters(self, x: Tensor, grad: Tensor, code: Tensor) -> "Sums":
@@ -154,7 +154,9 @@ class Launched(Kernels):
         self, layer: Layer, tiles: Mapping[str, int], device: torch.device, dense: Kernels | None
     ):
         self._module = _Module(_compiled(layer, tiles, device), device)
-        names = [f"facts_{name}" for name in ("forward", "filters", "few", "images")]
+        names = [
+            f"facts_{name}" for name in ("forward", "forward_tf32", "filters", "few", "images")
+        ]
         facts = {name[6:]: self._module.numbers(name) for name in names}
         super().__init__(layer, {name: each for name, each in facts.items() if each}, dense)
 
@@ -164,9 +166,9 @@ class Launched(Kernels):
             self._module.launch(name, blocks, threads, shared, given)
 
 
-def kernels_of(layer: Layer, device: torch.device, **other: int) -> Kernels:
+def kernels_of(layer: Layer, device: torch.device, tf32: bool = False, **other: int) -> Kernels:
     """Return the kernels of a layer, with other tiles than usual; raise what goes wrong."""
-    tiles = tiles_of(layer) | other
+    tiles = tiles_of(layer, tf32) | other
     dense = None
     if "X_NR" not in tiles:
         back = layer.turned
@@ -187,7 +189,7 @@ def convolutions(x: Tensor, blocks: Sequence[Block]) -> Tensor | None:
         if given != depth or kernel != wide:
             return None
         layer = Layer(depth, height, width, count, kernel, pool, padding)
-        found = _checked(layer, x.device)
+        found = _checked(layer, x.device, _may_round())
         if found is None:
             return None
         chain.append(found)
@@ -195,6 +197,12 @@ def convolutions(x: Tensor, blocks: Sequence[Block]) -> Tensor | None:
     filters = [part for block in blocks for part in (block.weight, block.bias)]
     made: Tensor = _Chain.apply(x, chain, *filters)  # type: ignore[no-untyped-call]
     return made
+
+
+def _may_round() -> bool:
+    matmul: Any = torch.backends.cuda.matmul
+    newer = hasattr(matmul, "fp32_precision")  # torch 2.9
+    return bool(matmul.fp32_precision == "tf32" if newer else matmul.allow_tf32)
 
 
 class _Chain(torch.autograd.Function):
@@ -252,18 +260,18 @@ def _beside(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-_FOUND: dict[tuple[Layer, torch.device], Kernels | None] = {}
+_FOUND: dict[tuple[Layer, torch.device, bool], Kernels | None] = {}
 
 
-def _checked(layer: Layer, device: torch.device) -> Kernels | None:
+def _checked(layer: Layer, device: torch.device, tf32: bool) -> Kernels | None:
     """Return the kernels of a shape after a comparison; None if they cannot be used."""
-    key = (layer, device)
+    key = (layer, device, tf32)
     if key not in _FOUND:
-        if torch.cuda.is_current_stream_capturing():
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return None  # nothing may be compiled or compared now
         _FOUND[key] = None
         try:
-            made = kernels_of(layer, device)
+            made = kernels_of(layer, device, tf32)
             why = "" if agrees(made, device) else "the results differ from those of torch"
             _FOUND[key] = None if why else made
         except Exception as error:  # no compiler, an old GPU, a shape without tiles
@@ -385,6 +393,7 @@ class _Module:
         self._device = device
         self._here = threading.local()
         self._functions: dict[str, Any] = {}
+        self._shared: dict[str, int] = {}  # bytes a kernel may use
         self._enter()
         self._module = ctypes.c_void_p()
         loaded = _driver().cuModuleLoadData(ctypes.byref(self._module), cubin)
@@ -432,14 +441,16 @@ class _Module:
         _check(done, f"{name}: cuLaunchKernel")
 
     def _function(self, name: str, shared: int) -> Any:
+        driver = _driver()
         if name not in self._functions:
-            driver, found = _driver(), ctypes.c_void_p()
+            found = ctypes.c_void_p()
             got = driver.cuModuleGetFunction(ctypes.byref(found), self._module, name.encode())
             _check(got, f"{name}: cuModuleGetFunction")
-            if shared > 48 << 10:
-                allowed = driver.cuFuncSetAttribute(found, 8, shared)  # dynamic shared memory
-                _check(allowed, f"{name}: {shared} bytes of shared memory")
-            self._functions[name] = found
+            self._functions[name], self._shared[name] = found, 48 << 10
+        if shared > self._shared[name]:
+            allowed = driver.cuFuncSetAttribute(self._functions[name], 8, shared)
+            _check(allowed, f"{name}: {shared} bytes of shared memory")
+            self._shared[name] = shared
         return self._functions[name]
 
     def attributes(self, name: str) -> dict[Literal["registers", "spilled"], int]:

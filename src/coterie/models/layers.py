@@ -590,10 +590,12 @@ class _Convolve(torch.autograd.Function):
         bias_grad = grad.sum(dim=(2, 3, 4))
         x_grad = None
         if ctx.needs_input_grad[0]:
-            # Reuse the memory of the columns: allocating it is as slow as the product.
-            torch.bmm(weight.flatten(2).mT, images, out=columns)
+            # Reuse the memory of the columns: allocating it is as slow as the product. Those of
+            # 1 x 1 filters are the images themselves.
+            own = columns if weight.shape[-1] > 1 else None
+            folded = torch.bmm(weight.flatten(2).mT, images, out=own)
             ctx.columns = None
-            x_grad = _fold(columns, x.shape, weight.shape[-1])
+            x_grad = _fold(folded, x.shape, weight.shape[-1])
         return x_grad, weight_grad, bias_grad, None
 
 

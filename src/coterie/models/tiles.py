@@ -65,8 +65,11 @@ class Layer:
         }  # fmt: skip
 
 
-def tiles_of(layer: Layer) -> dict[str, int]:
-    """Return the tiles of the kernels of a layer; raise ValueError if it has none."""
+def tiles_of(layer: Layer, tf32: bool = False) -> dict[str, int]:
+    """Return the tiles of the kernels of a layer; raise ValueError if it has none.
+
+    With `tf32` products of the forward pass round their factors, where that kernel can.
+    """
     if layer.pool > _POOL or layer.kernel > 7 or min(layer.pooled) < 1:
         raise ValueError(
             f"expected filters of at most 7 x 7 and windows of at most {_POOL} x {_POOL}"
@@ -75,7 +78,7 @@ def tiles_of(layer: Layer) -> dict[str, int]:
         raise ValueError(f"padding: given {layer.padding}; expected less than the side of filters")
     few = layer.channels <= 8 and layer.inputs <= 100
     found = _forward(layer) | (_few(layer) if few else _filters(layer))
-    return found | _images(layer)
+    return found | _images(layer) | (_rounded(layer) if tf32 else {})
 
 
 def _up(a: int, b: int) -> int:
@@ -135,17 +138,15 @@ def _chunk(layer: Layer, size: int) -> int:
         chunk
         for chunk in range(1, layer.channels + 1)
         if layer.channels % chunk == 0
-        and chunk * layer.kernel**2 <= 40
+        and chunk * layer.kernel**2 <= 50
         and 12 * chunk * size <= _SHARED
     ]
     return max(fits, default=1)
 
 
 def _filters(layer: Layer) -> dict[str, int]:
-    each = 8 if layer.kernel <= 3 else 4 if layer.kernel <= 5 else 2
-    while each > _up(layer.filters, 4) * 4:
-        each //= 2
-    warps = min(4, _up(layer.filters, each))
+    each = 4 if layer.kernel <= 3 else 2 if layer.kernel <= 5 else 1
+    warps = min(8, _up(layer.filters, each))
     chunk = 4 if layer.pool <= 2 else 2
     height, width = layer.pooled
     wide = _up(width, chunk) * chunk
@@ -154,10 +155,10 @@ def _filters(layer: Layer) -> dict[str, int]:
         plane = (rows * layer.pool + layer.kernel - 1) * (wide * layer.pool + layer.kernel)
         return 8 * (32 * (plane + 3) + rows * wide * (each * warps * 5 // 4 + 4))
 
-    rows = _even(height, sum(size(rows) <= _SHARED for rows in range(1, height + 1)))
+    rows = _even(height, sum(size(rows) <= _MOST for rows in range(1, height + 1)))
     return {
         "D_FW": each, "D_NW": warps, "D_CW": chunk, "D_BR": rows,
-        "D_MIN": 3 if size(rows) <= _SHARED else 1,
+        "D_MIN": max(1, 65536 // (32 * warps * 128)),
     }  # fmt: skip
 
 
@@ -171,7 +172,21 @@ def _few(layer: Layer) -> dict[str, int]:
 
     images = 2 if size(height, 2) <= _SHARED else 1
     rows = _even(height, sum(size(rows, images) <= _SHARED for rows in range(1, height + 1)))
-    return {"E_NW": 8, "E_IM": images, "E_BR": rows, "E_MIN": 2}
+    return {"E_NW": 4, "E_IM": images, "E_BR": rows, "E_MIN": 4}
+
+
+def _rounded(layer: Layer) -> dict[str, int]:
+    height, width = layer.pooled
+    chunk = 16 if layer.channels % 16 == 0 else 8
+    block = max(1, min(8 if layer.pool <= 2 else 4, layer.filters // 8))
+    warps = _up(height * width, 32 if layer.pool == 1 else 8)
+    images = 2 if warps <= 3 else 1
+    plane = (layer.height + 2 * layer.padding) * (layer.width + 2 * layer.padding) + 32
+    size = 8 * images * chunk * plane + 12 * chunk * (8 * block + 8)
+    odd = layer.channels % 8 or layer.pool not in (1, 2, 4) or layer.kernel == 1
+    if odd or warps * images > 16 or size > _SHARED:
+        return {}
+    return {"M_NT": block, "M_IM": images, "M_CK": chunk}
 
 
 def _images(layer: Layer) -> dict[str, int]:
@@ -191,6 +206,6 @@ def _images(layer: Layer) -> dict[str, int]:
         return {}
     threads = 32 * images * down * along
     return {
-        "X_NR": high, "X_TW": long, "X_OC": 4 if layer.kernel > 3 else 8, "X_IM": images,
+        "X_NR": high, "X_TW": long, "X_OC": 8, "X_IM": images,
         "X_MIN": max(1, 65536 // (threads * 128)),
     }  # fmt: skip

@@ -247,7 +247,7 @@ def _steps(rows, at, mask, factor, table, FACTS: tl.constexpr):
 
 
 @triton.jit
-def _sum(  # noqa: PLR0913, PLR0917
+def _sum(
     rows, kept, table, total, numbers, clients,
     COLUMNS: tl.constexpr, EACH: tl.constexpr, FACTS: tl.constexpr,
 ):  # fmt: skip
@@ -290,7 +290,7 @@ def _message(rows, at, mask, factor, drawn, table, FACTS: tl.constexpr):
 
 
 @triton.jit
-def _sum_messages(  # noqa: PLR0913, PLR0917
+def _sum_messages(
     rows, kept, table, keys, total, numbers, clients,
     STREAM: tl.constexpr, EACH: tl.constexpr, FACTS: tl.constexpr,
 ):  # fmt: skip
