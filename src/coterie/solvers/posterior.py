@@ -43,8 +43,8 @@ from coterie.solvers.posterior_kernels import (
 
 Floats = NDArray[np.float64]
 _SMALL = 1 << 20  # products that one thread computes in about a millisecond
-# Entries up to which rows are converted, so that small data need one compiled kernel: `_mixed` makes
-# float64, and a kernel for another type takes three seconds to compile.
+# Entries up to which rows are converted, so that small data need one compiled kernel: `_mixed`
+# makes float64, and a kernel for another type takes three seconds to compile.
 _FEW = 1 << 22
 _KERNELS: dict[str, Callable[..., None]] = {
     "regression": squares_part,
