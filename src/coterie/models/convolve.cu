@@ -49,13 +49,23 @@ template <int N, int V> DEVICE void take(float (&to)[up(N, V) * V], const float*
   }
 }
 
-// Call a function with the place as a constant, found by halves.
-template <int N> struct Number { static constexpr int value = N; };
-template <int LOW, int HIGH, class F> DEVICE void at_place(int place, F call) {
-  constexpr int middle = (LOW + HIGH) / 2;
-  if constexpr (HIGH - LOW == 1) call(Number<LOW>{});
-  else if (place < middle) at_place<LOW, middle>(place, call);
-  else at_place<middle, HIGH>(place, call);
+// Add to the gradient of a filter that of a window with its maximum at `place`, found by halves so
+// that it is a constant; the window begins in column `col` of v. `scatter` is the same for the images.
+template <int LOW, int HIGH, int TALL, int LONG> DEVICE void gather(float (&acc)[T], const float (&v)[TALL][LONG], const int col, float g, int place) {
+  constexpr int MIDDLE = (LOW + HIGH) / 2;
+  if constexpr (HIGH - LOW == 1) {
+#pragma unroll
+    for (int t = 0; t < T; t++) acc[t] += g * v[t / K + LOW / P][col + t % K + LOW % P];
+  } else if (place < MIDDLE) gather<LOW, MIDDLE>(acc, v, col, g, place);
+  else gather<MIDDLE, HIGH>(acc, v, col, g, place);
+}
+template <int LOW, int HIGH, int TALL, int LONG> DEVICE void scatter(float (&acc)[TALL][LONG], const float (&f)[T], const int row, const int col, float g, int place) {
+  constexpr int MIDDLE = (LOW + HIGH) / 2;
+  if constexpr (HIGH - LOW == 1) {
+#pragma unroll
+    for (int t = 0; t < T; t++) acc[row + LOW / P + t / K][col + LOW % P + t % K] += g * f[t];
+  } else if (place < MIDDLE) scatter<LOW, MIDDLE>(acc, f, row, col, g, place);
+  else scatter<MIDDLE, HIGH>(acc, f, row, col, g, place);
 }
 
 // Filters (O, CT) to (CT, OP), zeros in the padding, by tiles of 32 x 32.
@@ -433,12 +443,7 @@ KERNEL(D_THREADS, D_MIN) filters(const float* __restrict__ x, const float* __res
             for (int t = 0; t < T; t++) acc[f][t] += now[f] * v[t / K][i + t % K];
           } else {
             const int place = places >> (8 * f) & 255;
-            if (place != DEAD)
-              at_place<0, P * P>(place, [&](auto at) {
-                constexpr int p = decltype(at)::value;
-#pragma unroll
-                for (int t = 0; t < T; t++) acc[f][t] += now[f] * v[t / K + p / P][i * P + t % K + p % P];
-              });
+            if (place != DEAD) gather<0, P * P>(acc[f], v, i * P, now[f], place);
           }
         }
       }
@@ -650,12 +655,7 @@ KERNEL(X_THREADS, X_MIN) images(const float* __restrict__ g, const u8* __restric
           for (int i = 0; i < 4; i++)
             if (part + i < X_TW) {
               const int place = places >> (8 * i) & 255;
-              if (place != DEAD)
-                at_place<0, P * P>(place, [&](auto at) {
-                  constexpr int p = decltype(at)::value;
-#pragma unroll
-                  for (int t = 0; t < T; t++) acc[r * P + p / P + t / K][(part + i) * P + p % P + t % K] += now[i] * f[t];
-                });
+              if (place != DEAD) scatter<0, P * P>(acc, f, r * P, (part + i) * P, now[i], place);
             }
         }
       }
