@@ -36,7 +36,20 @@ def map_arrays(arrays: Mapping[str, NDArray[Any]]) -> Tree:
 
 def add(left: Tree, right: Tree) -> Tree:
     """Add leaf by leaf (an unstacked tree broadcasts over a stacked one)."""
+    if _are_on_gpu(left, right):
+        return _at_once(torch._foreach_add, left, right)
     return map_leaves(_add, left, right)
+
+
+def _are_on_gpu(left: Tree, right: Tree) -> bool:
+    leaves = (*left.values(), *right.values())
+    return left.keys() == right.keys() and all(leaf.is_cuda for leaf in leaves)
+
+
+def _at_once(function: Callable[..., Any], left: Tree, right: Tree) -> Tree:
+    """Apply a function of lists of leaves: one launch, or one call, for all of them."""
+    found = function(list(left.values()), [right[name] for name in left])
+    return dict(zip(left, found, strict=True))
 
 
 def _add(left: Tensor, right: Tensor) -> Tensor:
@@ -48,6 +61,8 @@ def _add(left: Tensor, right: Tensor) -> Tensor:
 
 def subtract(left: Tree, right: Tree) -> Tree:
     """Subtract leaf by leaf (an unstacked tree broadcasts over a stacked one)."""
+    if _are_on_gpu(left, right):
+        return _at_once(torch._foreach_sub, left, right)
     return map_leaves(torch.sub, left, right)
 
 

@@ -51,6 +51,7 @@ from coterie.solvers.sgd import computed_in
 
 _ERRORS = 10
 """Errors of clients that are kept."""
+_STATE = "state"  # what is drawn ahead: the personal state of a block
 _WAITS = 16
 """Rounds in which the host waits for steps on a GPU, after one that was made twice."""
 
@@ -396,6 +397,7 @@ class _Simulation:
                 return len(cohort), seconds
         # Nothing was published. The round is made again, with the personal state from before it.
         self._zeroed, self._errors = before
+        self._next = None
         self._put_back()
         self._patience = _WAITS
         with self.billboard.charged(number, self.speed.device) as release:
@@ -427,8 +429,12 @@ class _Simulation:
             return
         cohort, seconds = self._cohort(number)
         blocks = list(self._cut(cohort))
-        if len(blocks) == 1 and self.ahead is not None:
-            self.ahead(blocks[0], self.rng.at("client", number))
+        if len(blocks) == 1:
+            if self.ahead is not None:
+                self.ahead(blocks[0], self.rng.at("client", number))
+            ids = blocks[0].ids.numpy()
+            if self.store.knows(ids):
+                blocks[0].ahead[_STATE] = self.store.take(ids, lambda count: {})
         self._next = (number, cohort, seconds, blocks)
 
     @property
@@ -443,9 +449,7 @@ class _Simulation:
         """
         self._patience = max(0, self._patience - 1)
         one = isinstance(blocks, list) and len(blocks) == 1
-        if not one or self._patience or self.folder is not None or self.speed.store != "memory":
-            return None
-        return Doubts()
+        return Doubts() if one and not self._patience and self.store.in_memory else None
 
     def _put_back(self) -> None:
         """Undo the staging of this round's personal state, which is in memory."""
@@ -505,7 +509,8 @@ class _Simulation:
     ) -> Iterator[tuple[Clients, Tree]]:
         first = partial(self.plan.method.init_client_state, shared, self.data.spec)
         for block in blocks:
-            yield block, self.store.take(block.ids.numpy(), first)
+            taken = block.ahead.pop(_STATE, None)
+            yield block, self.store.take(block.ids.numpy(), first) if taken is None else taken
 
     def _cut(self, ids: Ids) -> Iterator[Clients]:
         """Yield the clients' rows by blocks."""

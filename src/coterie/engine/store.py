@@ -138,6 +138,15 @@ class Store:
                 _put(leaf, there if leaf.is_cuda else index, rows[name])
         self.started[index] = True
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether rows are kept in memory only."""
+        return self._folder is None
+
+    def knows(self, ids: Ids) -> bool:
+        """Return whether all these clients have taken part, and rows are kept in memory."""
+        return self.in_memory and bool(self.started[_index(ids - self._first)].all())
+
     def kept(self, ids: Ids) -> Ids:
         """Return those of the clients that are kept here."""
         return ids[(ids >= self._first) & (ids < self._first + len(self.started))]

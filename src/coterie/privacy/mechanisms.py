@@ -47,7 +47,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.core.tree import Tree, clip_rows, map_arrays, map_leaves, size
+from coterie.core.tree import Tree, clip_rows, map_arrays, map_leaves, send, size
 from coterie.privacy.entropy import ClientSources, Entropy, draw_keys, normals
 from coterie.privacy.events import (
     SQRT2,
@@ -547,7 +547,7 @@ class GaussianRows(GaussianSum):
         from coterie.privacy import sums_gpu
 
         clipped, kept = sums_gpu.clip_rows(flat, facts_of(self, flat.shape[1]))
-        places = _places(ids).to(flat.device)
+        places = send(_places(ids), flat.device)
         total, used = {}, 0
         for name in sorted(shapes):
             width = math.prod(shapes[name])

@@ -40,7 +40,8 @@ _FARTHEST = 14.0
 _FACTS = len(_TABLE)  # where the facts begin in the table
 _SPLIT, _LANES = 16, 1024  # programs for a row's norm, and numbers that one reads at a time
 _COLUMNS, _CLIENTS = 512, 8  # columns and clients of a program of a sum
-_STREAM = 128  # blocks of the key stream of a program
+_SENDERS = 4  # clients of a program of a sum of messages
+_STREAM = 256  # blocks of the key stream of its program
 
 
 @dataclass(frozen=True)
@@ -77,18 +78,17 @@ def sum_rows(
     clients, numbers = rows.shape
     table, kept = _table(facts, rows.device), _factors(rows, facts)
     total = torch.zeros(numbers, dtype=torch.float64, device=rows.device)
-    groups = triton.cdiv(clients, _CLIENTS)
-    how = {"FACTS": _FACTS, "EACH": _CLIENTS, "enable_fp_fusion": False}
+    how = {"FACTS": _FACTS, "enable_fp_fusion": False}
     if keys is None:
-        _sum[(triton.cdiv(numbers, _COLUMNS), groups)](
-            rows, kept, table, total, numbers, clients, COLUMNS=_COLUMNS, **how
+        _sum[(triton.cdiv(numbers, _COLUMNS), triton.cdiv(clients, _CLIENTS))](
+            rows, kept, table, total, numbers, clients, COLUMNS=_COLUMNS, EACH=_CLIENTS, **how
         )
     else:
         chacha.check_keys(keys, numbers)
         blocks = triton.cdiv(numbers, 4)
-        _sum_messages[(triton.cdiv(blocks, _STREAM), groups)](
+        _sum_messages[(triton.cdiv(blocks, _STREAM), triton.cdiv(clients, _SENDERS))](
             rows, kept, table, _sent(keys, rows.device), total, numbers, clients,
-            STREAM=_STREAM, **how,
+            STREAM=_STREAM, EACH=_SENDERS, **how,
         )  # fmt: skip
     return total, kept
 
@@ -109,9 +109,10 @@ def add_noise(total: Tensor, facts: Facts, key: NDArray[np.uint32]) -> Tensor:
     """Return a flat sum plus the noise of a key, (1, 8), rounded to the grid of releases."""
     chacha.check_keys(key, total.numel())
     out, blocks = torch.empty_like(total), triton.cdiv(total.numel(), 4)
-    _noisy[(triton.cdiv(blocks, _STREAM),)](
+    stream = 128 if blocks < 1 << 18 else 512  # few programs would leave a GPU idle
+    _noisy[(triton.cdiv(blocks, stream),)](
         total, _sent(key, total.device), _table(facts, total.device), out, total.numel(),
-        STREAM=_STREAM, FACTS=_FACTS, enable_fp_fusion=False,
+        STREAM=stream, FACTS=_FACTS, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
