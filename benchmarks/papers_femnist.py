@@ -4,8 +4,10 @@
 
 Parts:
 
-- `grid` (PMTL, Figures 2 to 7): PMTL, FedAvg and FedProx by Algorithm 1 as published, over the
-  published grid of sigma and gamma: accuracy, training loss and epsilon by round.
+- `grid` (PMTL, Figures 2 and 4 to 6): PMTL, FedAvg and FedProx by Algorithm 1 as published, over
+  the published grid of sigma and gamma: accuracy, training loss and epsilon by round.
+- `figure3` (PMTL, Figures 3 and 7): PMTL, FedAvg and FedProx at the epsilons between those of
+  `neural.py study`, without and with plain finetuning.
 - `free` (PMTL, Table 1 and 3 at epsilon = infinity): lambda, local steps and rounds of PMTL without
   noise, each without and with finetuning, beside FedAvg.
 - `tables` (DPFedMTL, Tables 2 and 3, Figure 4): DPFedMTL and DPFedAvg with the published noise on
@@ -15,15 +17,18 @@ FEMNIST ($COTERIE_DATA, or shared/data beside the repository): 105 writers of LE
 has 205, with cohorts of 100: ours have 51, the same rate. Both papers choose settings by test or
 validation accuracy, which no epsilon covers. Every part writes a CSV as it goes. `--quick` is the
 same on `digits`, with a small network and few rounds. `--rounds`, `--only` and `--lams` run a part
-of `tables` and `free`; a released sum of LEAF's network is 52 MB, and a run keeps them all. Without
-a GPU, `grid --writers 20 --rounds 15 --cells 1` and `free --writers 20 --work 15x8,15x40,75x8`
-(rounds x local steps) take some minutes.
+of `tables` and `free`. `--draw` draws the CSVs of `tables`, `figure3` and `grid`. A released sum of
+LEAF's network is 52 MB: `tables` does not keep them. With MALLOC_MMAP_MAX_=0 and
+MALLOC_TRIM_THRESHOLD_=100000000000 glibc reuses such blocks, and a round takes a fifth of the time.
+Without a GPU, `grid --writers 20 --rounds 15 --cells 1` and
+`free --writers 20 --work 15x8,15x40,75x8` (rounds x local steps) take some minutes.
 """
 
 import argparse
 import math
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,69 +44,115 @@ from coterie.planning.plan import Plan, Privacy, Speed
 from coterie.privacy.published import claims, published_mean
 from coterie.privacy.sampling import FixedSize, Poisson
 from coterie.solvers.sgd import SGD
-from neural import WAYS, Setting, score_line, write
+from neural import WAYS, Setting, plan_of, score_line, write
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "papers" / "femnist"
 GRID = [(s, g) for s in (0.02, 0.05, 0.1) for g in (0.2, 0.5, 1.0)] + [(0.01, 0.2)]
 SIGMAS = (0.11, 0.65, 2.42, 9.69)
 LOOKS = (1, 3, 5, 10, 20, 50, 100, 200, 300, 500, 1000)
+# Epsilons of PMTL's Figure 3 that `neural.py study` does not have, with rounds in between.
+BETWEEN = {0.05: 3, 0.2: 3, 0.4: 4, 1.6: 8, 4.0: 25}
+COHORT, LOCAL_STEPS, CLIP = 3, 5, 1.0
+"""Of `tables`: K as published; an epoch of an average writer; the paper has no value of C."""
 
 
-def watch(setting, method, train, test, lines):
-    """Return an observer that scores the models after some rounds."""
+def watch(setting, method, train, test, found):
+    """Return an observer that hands round, accuracy and loss to `found` after some rounds."""
     ids = np.arange(train.spec.clients)
 
     def look(progress):
         if progress.round in LOOKS or progress.round == progress.rounds:
             models = progress.models(method, train)
             loss = mean_loss(method.model, models, train, ids)
-            lines.append((progress.round, evaluate(method.model, models, test).value, loss))
+            found(progress.round, evaluate(method.model, models, test).value, loss)
 
     return look
 
 
-def grid(setting, seeds, speed, given):
+def collected(run, *given):
+    """Return the lines that a run records."""
+    lines = []
+    run(*given, lines.append)
+    return lines
+
+
+def grid_methods(setting):
+    """Return the methods of `grid`: as published, PMTL's change is from the client's own model."""
+    model, sgd = setting.model, replace(setting.sgd, halve_every=200)
+    return {
+        "pmtl": PMTL(model=model, sgd=sgd, lam=1.0, change_from="own", last_solve=False),
+        "pmtl, shared": PMTL(model=model, sgd=sgd, lam=1.0, last_epochs=20),
+        "fedavg": FedAvg(model=model, sgd=sgd),
+        "fedprox": FedAvg(model=model, sgd=sgd, prox=1.0),
+    }
+
+
+def grid_cohort(setting):
+    """Return the number of clients in a round: the published rate."""
+    return round(setting.train.spec.clients * 100 / 205)
+
+
+def grid_run(setting, speed, name, sigma, gamma, seed, rounds, record):
+    """Record accuracy and loss of one method at one sigma and gamma, by round and at the end."""
     train, test = setting.train.to(speed.device), setting.test.to(speed.device)
-    clients = train.spec.clients
-    cohort = round(clients * 100 / 205)
+    cohort, method = grid_cohort(setting), grid_methods(setting)[name]
+    line = {"method": name, "sigma": sigma, "gamma": gamma, "seed": seed}
+
+    def found(after, accuracy, loss, last=0):
+        record(line | {"round": after, "last": last, "accuracy": accuracy, "loss": loss})
+
+    plan = Plan(
+        method=method,
+        privacy=Privacy(
+            noise_multiplier=cohort * sigma / gamma, clip=gamma, delta=1 / train.spec.clients,
+            relation="replace",
+        ),
+        sampler=FixedSize(cohort), rounds=rounds, simulation_seed=seed,
+    )  # fmt: skip
+    look = watch(setting, method, train, test, found)
+    outcome = simulate(plan, setting.train, speed=speed, observe=look)
+    found(rounds, evaluate(method.model, outcome.rows, setting.test).value, math.nan, last=1)
+
+
+@cache
+def grid_epsilons(clients, cohort, rounds, sigma, gamma):
+    """Return the epsilons of a line of `grid`."""
+    account = published_mean(clients, cohort, rounds, sigma, gamma)
+    return {"zero_out": account.zero_out, "replace": account.replace}
+
+
+def grid(setting, seeds, speed, given):
+    clients, cohort = setting.train.spec.clients, grid_cohort(setting)
     rounds, cells = given.rounds or 300, GRID[: given.cells]
     if setting.quick:
         rounds, cells = 3, GRID[:2]
-    sgd = replace(setting.sgd, halve_every=200)
     for seed in seeds:
         for sigma, gamma in cells:
-            privacy = Privacy(
-                noise_multiplier=cohort * sigma / gamma, clip=gamma, delta=1 / clients,
-                relation="replace",
-            )  # fmt: skip
-            spent = {}
-            for name, method in {
-                "pmtl": PMTL(
-                    model=setting.model, sgd=sgd, lam=1.0, change_from="own", last_solve=False
-                ),
-                "pmtl, shared": PMTL(model=setting.model, sgd=sgd, lam=1.0, last_epochs=20),
-                "fedavg": FedAvg(model=setting.model, sgd=sgd),
-                "fedprox": FedAvg(model=setting.model, sgd=sgd, prox=1.0),
-            }.items():
-                lines = []
-                plan = Plan(
-                    method=method, privacy=privacy, sampler=FixedSize(cohort), rounds=rounds,
-                    simulation_seed=seed,
-                )  # fmt: skip
-                look = watch(setting, method, train, test, lines)
-                outcome = simulate(plan, setting.train, speed=speed, observe=look)
-                lines.append((rounds, evaluate(method.model, outcome.rows, setting.test).value,
-                              math.nan))  # fmt: skip
-                for place, (after, accuracy, loss) in enumerate(lines):
-                    if after not in spent:
-                        spent[after] = published_mean(clients, cohort, after, sigma, gamma)
-                    yield {
-                        "method": name, "sigma": sigma, "gamma": gamma, "seed": seed,
-                        "round": after, "last": int(place == len(lines) - 1),
-                        "accuracy": accuracy, "loss": loss,
-                        "zero_out": spent[after].zero_out, "replace": spent[after].replace,
-                    }  # fmt: skip
+            for name in grid_methods(setting):
+                run = (grid_run, setting, speed, name, sigma, gamma, seed, rounds)
+                for line in collected(*run):
+                    yield line | grid_epsilons(clients, cohort, line["round"], sigma, gamma)
+
+
+def figure3_run(setting, speed, name, epsilon, seed, record):
+    """Record the scores of one method at one epsilon, as `neural.py study` does."""
+    train, method = setting.train.to(speed.device), setting.methods(epsilon)[name]
+    outcome = simulate(plan_of(setting, method, epsilon, seed), setting.train, speed=speed)
+    for way in ("none", "plain"):
+        rows = outcome.rows
+        if way != "none":
+            rows = outcome.finetune(setting.finetune(way), train)
+        line = {"method": name, "finetune": way, "epsilon": epsilon, "seed": seed}
+        record(line | score_line(setting, rows) | {"rounds": outcome.plan.rounds})
+
+
+def figure3(setting, seeds, speed, given):
+    setting.rounds = {4.0: 3} if setting.quick else BETWEEN
+    for seed in seeds:
+        for epsilon in setting.rounds:
+            for name in ("pmtl", "fedavg", "fedprox"):
+                yield from collected(figure3_run, setting, speed, name, epsilon, seed)
 
 
 def lams_and_works(quick, given):
@@ -112,83 +163,109 @@ def lams_and_works(quick, given):
         return [(0.3, 3, 8)]
     if given.lams:
         return [(lam, rounds, 8) for rounds in (300, 1000) for lam in given.lams]
-    wide = [(lam, 300, 8) for lam in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)]
+    wide = [(lam, 300, 8) for lam in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)]
     wide += [(lam, 300, 40) for lam in (0.03, 0.1, 0.3, 1.0)]
-    return wide + [(lam, 1000, 8) for lam in (0.03, 0.1, 0.3, 1.0)]
+    return wide + [(lam, 1000, 8) for lam in (0.3, 1.0, 3.0, 10.0)]
+
+
+def free_run(setting, speed, name, one, seed, ways, record):
+    """Record the scores of one run without noise, in several ways of finetuning."""
+    lam, rounds, steps = one
+    train, sgd = setting.train.to(speed.device), replace(setting.sgd, steps=steps)
+    method = FedAvg(model=setting.model, sgd=sgd)
+    if name == "pmtl":
+        method = PMTL(model=setting.model, sgd=sgd, lam=lam, last_epochs=20)
+    plan = Plan(
+        method=method, privacy=Privacy(epsilon=math.inf), rounds=rounds,
+        sampler=FixedSize(train.spec.clients // 2), simulation_seed=seed,
+    )  # fmt: skip
+    outcome = simulate(plan, setting.train, speed=speed)
+    line = {"method": name, "lam": lam, "rounds": rounds, "steps": steps, "seed": seed}
+    for way in ways:
+        rows = outcome.rows
+        if way != "none":
+            rows = outcome.finetune(setting.finetune(way), train)
+        record(line | {"finetune": way} | score_line(setting, rows))
 
 
 def free(setting, seeds, speed, given):
-    train = setting.train.to(speed.device)
     wide = lams_and_works(setting.quick, given)
     ways = ("none", "mean") if setting.quick else ("none",) if given.work else WAYS
-    runs = [("fedavg", math.nan, r, s) for r, s in {(r, s): 0 for _, r, s in wide}]
-    runs = ([] if given.only == "pmtl" else runs) + [("pmtl", *one) for one in wide]
+    runs = [("fedavg", (math.nan, r, s)) for r, s in {(r, s): 0 for _, r, s in wide}]
+    runs = ([] if given.only == "pmtl" else runs) + [("pmtl", one) for one in wide]
     for seed in seeds:
-        for name, lam, rounds, steps in runs:
-            sgd = replace(setting.sgd, steps=steps)
-            method = FedAvg(model=setting.model, sgd=sgd)
-            if name == "pmtl":
-                method = PMTL(model=setting.model, sgd=sgd, lam=lam, last_epochs=20)
-            plan = Plan(
-                method=method, privacy=Privacy(epsilon=math.inf), rounds=rounds,
-                sampler=FixedSize(train.spec.clients // 2), simulation_seed=seed,
-            )  # fmt: skip
-            outcome = simulate(plan, setting.train, speed=speed)
-            for way in ways:
-                rows = outcome.rows
-                if way != "none":
-                    rows = outcome.finetune(setting.finetune(way), train)
-                found = score_line(setting, rows)
-                yield {"method": name, "lam": lam, "rounds": rounds, "steps": steps, "seed": seed,
-                       "finetune": way, **found}  # fmt: skip
+        for name, one in runs:
+            yield from collected(free_run, setting, speed, name, one, seed, ways)
+
+
+def tables_model(setting):
+    return setting.model if setting.quick else FemnistLeaf()
+
+
+def tables_plan(method, seed, rounds, cohort):
+    """Return a plan of `tables`: no clip and no budget, as published."""
+    sampler = {} if cohort is None else {"sampler": Poisson(cohort)}
+    free = Privacy(epsilon=math.inf)
+    return Plan(method=method, privacy=free, rounds=rounds, simulation_seed=seed, **sampler)
+
+
+def tables_run(setting, speed, name, sigma, seed, rounds, record):
+    """Record accuracy and loss of one method at one sigma, by round."""
+    train, test = setting.train.to(speed.device), setting.test.to(speed.device)
+    model, clients = tables_model(setting), train.spec.clients
+    line = {"method": name, "sigma": sigma, "seed": seed}
+
+    def found(after, accuracy, loss):
+        record(line | {"round": after, "accuracy": accuracy, "loss": loss})
+
+    # Neither C, H nor the rate are published.
+    sgd = SGD(lr=0.06, steps=LOCAL_STEPS, batch=32)
+    if name == "local":
+        # As many steps as a client takes on average until that round.
+        shares = [(one, one * LOCAL_STEPS * COHORT // clients) for one in {*LOOKS, rounds}]
+        for after, steps in sorted(one for one in shares if one[1] and one[0] <= rounds):
+            method = Local(model=model, lam=0.0, sgd=replace(sgd, steps=steps))
+            rows = simulate(tables_plan(method, seed, 1, None), setting.train, speed=speed).rows
+            found(after, evaluate(model, rows, setting.test).value, math.nan)
+        return
+    noise = sigma * 2 * CLIP * COHORT / clients
+    method = {
+        "fedmtl": DPFedMTL(model=model, sgd=sgd, step_noise=noise, last_solve=False),
+        "fedavg": FedAvg(model=model, sgd=sgd, step_noise=noise),
+    }[name]
+    look = watch(setting, method, train, test, found)
+    simulate(
+        tables_plan(method, seed, rounds, COHORT), setting.train,
+        speed=replace(speed, keep_posts=False), observe=look,
+    )  # fmt: skip
+
+
+@cache
+def tables_epsilons(clients, rounds, method, sigma):
+    """Return the claimed epsilon and true ones, of messages that are clipped, after all rounds."""
+    if method == "local":
+        return dict.fromkeys(("claimed", "replace", "server"), 0.0)
+    if not sigma:
+        return dict.fromkeys(("claimed", "replace", "server"), math.inf)
+    account = claims(clients, COHORT, rounds, sigma, 1e-5)
+    return {
+        "claimed": account.label, "replace": account.true_replace, "server": account.server_total
+    }  # fmt: skip
 
 
 def tables(setting, seeds, speed, given):
-    train, test = setting.train.to(speed.device), setting.test.to(speed.device)
-    clients, cohort, clip = train.spec.clients, 3, 1.0
-    rounds, model = (3, setting.model) if setting.quick else (given.rounds or 1000, FemnistLeaf())
-    # One epoch of an average writer in a round; neither C, H nor the rate are published.
-    sgd = SGD(lr=0.06, steps=5, batch=32)
+    clients = setting.train.spec.clients
+    rounds = 3 if setting.quick else given.rounds or 1000
     for seed in seeds:
-        alone = Local(model=model, lam=0.0, sgd=replace(sgd, steps=rounds * 5 * cohort // clients))
-        if given.only is None:
-            plan = Plan(
-                method=alone, privacy=Privacy(epsilon=math.inf), rounds=1, simulation_seed=seed
-            )
-            rows = simulate(plan, setting.train, speed=speed).rows
-            score = evaluate(model, rows, setting.test).value
-            yield {"method": "local", "sigma": 0.0, "seed": seed, "round": rounds,
-                   "accuracy": score, "loss": math.nan, "claimed": 0.0, "replace": 0.0,
-                   "server": 0.0}  # fmt: skip
-        for sigma in SIGMAS if given.only else (0.0, *SIGMAS):
-            noise = sigma * 2 * clip * cohort / clients
-            account = claims(clients, cohort, rounds, sigma, 1e-5) if sigma else None
-            for name, method in {
-                "fedmtl": DPFedMTL(model=model, sgd=sgd, step_noise=noise, last_solve=False),
-                "fedavg": FedAvg(model=model, sgd=sgd, step_noise=noise),
-            }.items():
-                if given.only not in (None, name):
-                    continue
-                lines = []
-                plan = Plan(
-                    method=method, privacy=Privacy(epsilon=math.inf), rounds=rounds,
-                    sampler=Poisson(cohort), simulation_seed=seed,
-                )  # fmt: skip
-                simulate(
-                    plan, setting.train, speed=speed,
-                    observe=watch(setting, method, train, test, lines),
-                )  # fmt: skip
-                for after, accuracy, loss in lines:
-                    yield {
-                        "method": name, "sigma": sigma, "seed": seed, "round": after,
-                        "accuracy": accuracy, "loss": loss,
-                        "claimed": account.label if account else math.inf,
-                        "replace": account.true_replace if account else math.inf,
-                        "server": account.server_total if account else math.inf,
-                    }  # fmt: skip
+        runs = [] if given.only else [("local", 0.0)]
+        runs += [(name, sigma) for sigma in (0.0, *SIGMAS) for name in ("fedmtl", "fedavg")]
+        for name, sigma in runs:
+            if given.only in (None, name):
+                for line in collected(tables_run, setting, speed, name, sigma, seed, rounds):
+                    yield line | tables_epsilons(clients, rounds, name, sigma)
 
 
-PARTS = {"grid": grid, "free": free, "tables": tables}
+PARTS = {"grid": grid, "figure3": figure3, "free": free, "tables": tables}
 
 
 def works(text):

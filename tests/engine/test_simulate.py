@@ -75,6 +75,18 @@ def test_disk_equals_memory(data, tmp_path):
             assert torch.equal(leaf, other.models.leaves[name])
 
 
+def test_releases_that_are_not_kept_are_made_and_counted(data):
+    plan = plan_of(sampler=Poisson(12.0))
+    kept, forgotten = (simulate(plan, data, speed=Speed(keep_posts=k)) for k in (True, False))
+    for name, leaf in kept.models.leaves.items():
+        assert torch.equal(leaf, forgotten.models.leaves[name])
+    assert forgotten.guarantee == kept.guarantee
+    ledgers = (kept.billboard.ledger, forgotten.billboard.ledger)
+    assert ledgers[0].released == ledgers[1].released and len(ledgers[0].released) == plan.rounds
+    with pytest.raises(KeyError, match="keep_posts"):
+        _ = forgotten.posts
+
+
 @pytest.mark.parametrize("banded", [False, True])
 def test_a_stopped_run_goes_on_bit_for_bit(data, tmp_path, banded):
     """Stop after each round in turn, go on, and compare with the run that was never stopped."""

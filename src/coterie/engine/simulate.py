@@ -325,7 +325,9 @@ class _Simulation:
         # The first shared tree is public: it comes from the spec and a fixed stream.
         self.shared = plan.method.init(data.spec, Rng.seeded(seed or 0).at("init"))
         # Rank 0 owns ledger and releases; the others only look up mechanisms.
-        self.billboard = plan.open(data.spec, folder if ranks.is_first else None)
+        self.billboard = plan.open(
+            data.spec, folder if ranks.is_first else None, keep_posts=self.speed.keep_posts
+        )
         # The gap is private data: only a run without privacy may stop by it.
         is_free = plan.privacy.epsilon == math.inf
         rule = plan.method.rounds(data.spec)

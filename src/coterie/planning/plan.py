@@ -62,12 +62,16 @@ class Speed:
             parameters may exceed memory.
         precision: Of the products in local steps of networks: "float32", "bfloat16" (mixed), or
             "tf32", which rounds their factors to 10 bits on GPUs that can and is float32 elsewhere.
+        keep_posts: Whether a run without a folder keeps its releases in memory. False for long runs
+            of large networks: a release has 8 bytes per shared parameter. `outcome.posts` then
+            raises KeyError; ledger and guarantee are the same.
     """
 
     block: int = 0
     device: str = "cpu"
     store: Literal["memory", "disk"] = "memory"
     precision: Literal["float32", "bfloat16", "tf32"] = "float32"
+    keep_posts: bool = True
 
     def __post_init__(self) -> None:
         if self.block < 0:
@@ -354,14 +358,17 @@ class Plan:
             unit=(self.about and self.about.unit) or "",
         )
 
-    def open(self, spec: Spec, folder: Path | None = None) -> Billboard:
-        """Open the billboard: open ledger and transcript, continue where they stand."""
+    def open(self, spec: Spec, folder: Path | None = None, *, keep_posts: bool = True) -> Billboard:
+        """Open the billboard: open ledger and transcript, continue where they stand.
+
+        Without a folder, `keep_posts` says whether releases can be read after they are made.
+        """
         self._check_exact(spec.clients)
         # Raises here, before anything is spent, if sampling and relation cannot be accounted for.
         events = self.guarantee(spec.clients).events
         path = None if folder is None else folder / "ledger.jsonl"
         transcript: Transcript = (
-            MemoryTranscript() if folder is None else FolderTranscript(folder / "posts")
+            MemoryTranscript(keep_posts) if folder is None else FolderTranscript(folder / "posts")
         )
         return Billboard(
             mechanisms=self.mechanisms(spec.clients),

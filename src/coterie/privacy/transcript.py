@@ -57,14 +57,21 @@ class Transcript(Protocol):
 
 
 class MemoryTranscript:
-    """A transcript in memory; releases that a GPU made stay there while they are few."""
+    """A transcript in memory; releases that a GPU made stay there while they are few.
 
-    def __init__(self) -> None:
+    Without `keep` it has indices alone: values cannot be read.
+    """
+
+    def __init__(self, keep: bool = True) -> None:
+        self._keep = keep
         self._values: dict[int, Tree] = {}
         self._there = 0
 
     def write(self, index: int, value: Tree) -> str:
         """Store a value; there is no file, hence no digest."""
+        if not self._keep:
+            self._values[index] = {}
+            return ""
         there = sum(leaf.nbytes for leaf in value.values() if leaf.is_cuda)
         self._there += there
         self._values[index] = map_leaves(Tensor.clone, value) if there else _copy(value)
@@ -74,7 +81,11 @@ class MemoryTranscript:
         return ""
 
     def read(self, index: int) -> Tree:
-        """Return a stored value."""
+        """Return a stored value; raise KeyError if values are not kept."""
+        if not self._keep and index in self._values:
+            raise KeyError(
+                f"release {index} was made, but releases were not kept (Speed.keep_posts = False)"
+            )
         return _copy(self._values[index])
 
     def has(self, index: int) -> bool:
