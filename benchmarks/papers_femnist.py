@@ -17,11 +17,13 @@ FEMNIST ($COTERIE_DATA, or shared/data beside the repository): 105 writers of LE
 has 205, with cohorts of 100: ours have 51, the same rate. Both papers choose settings by test or
 validation accuracy, which no epsilon covers. Every part writes a CSV as it goes. `--quick` is the
 same on `digits`, with a small network and few rounds. `--rounds`, `--only` and `--lams` run a part
-of `tables` and `free`. `--draw` draws the CSVs of `tables`, `figure3` and `grid`. A released sum of
-LEAF's network is 52 MB: `tables` does not keep them. With MALLOC_MMAP_MAX_=0 and
-MALLOC_TRIM_THRESHOLD_=100000000000 glibc reuses such blocks, and a round takes a fifth of the time.
-Without a GPU, `grid --writers 20 --rounds 15 --cells 1` and
-`free --writers 20 --work 15x8,15x40,75x8` (rounds x local steps) take some minutes.
+of `tables` and `free`. CSVs of `tables`, `figure3` and `grid` are drawn. Without a GPU, `grid
+--writers 20 --rounds 15 --cells 1` and `free --writers 20 --work 15x8,15x40,75x8` (rounds x local
+steps) take some minutes.
+
+A released sum of LEAF's network is 52 MB: `tables` does not keep them. With MALLOC_MMAP_MAX_=0 and
+MALLOC_TRIM_THRESHOLD_=100000000000 glibc reuses such blocks: on a CPU a round took a fifth of the
+time.
 """
 
 import argparse
@@ -299,6 +301,9 @@ def main() -> None:
         names = (part, arguments.only, few and f"{few}-writers")
         write(arguments.out / f"{'-'.join(filter(None, names))}.csv", lines)
         print(f"{part}: {time.perf_counter() - started:.0f} s", flush=True)
+    from papers_femnist_figures import draw
+
+    draw(arguments.out)
 
 
 if __name__ == "__main__":
