@@ -99,6 +99,17 @@ def test_commands_and_their_quick_forms_are_of_one_kind(item: Item) -> None:
     assert "--quick" in quick or words[1] in WHOLE
 
 
+def test_every_command_on_the_pages_has_a_test() -> None:
+    """It is an item's, whose quick form runs below, or tests/test_docs.py runs it as printed."""
+    ours = {item.command for item in WITH_COMMAND}
+    for page in (ROOT / "docs" / "papers").glob("*.md"):
+        for text in re.findall(r"^```sh\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S):
+            for line in text.splitlines():
+                elsewhere = line.startswith("coterie ") and "$COTERIE_DATA" not in line
+                assert line in ours or elsewhere, f"{page.name}: {line}"
+    assert {item.quick or item.command for item in WITH_COMMAND} == set(QUICK)
+
+
 WHOLE = ("benchmarks/reconstruction.py",)
 """Studies whose quick form has no flag of its own but fewer rounds."""
 

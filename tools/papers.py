@@ -74,6 +74,16 @@ def overview(papers: tuple[Paper, ...]) -> str:
     return "\n".join(lines)
 
 
+def missing(papers: tuple[Paper, ...]) -> str:
+    """Return one line per item that is not reproduced, with the reason."""
+    return "\n".join(
+        f"- [{paper.key}, {item.item}]({paper.key}.md#{item.anchor}): {item.why}"
+        for paper in papers
+        for item in paper.items
+        if item.status == "not reproduced"
+    )
+
+
 def bibliography(papers: tuple[Paper, ...]) -> str:
     """Return one line per paper."""
     return "\n".join(f"- {_cite(one)}" for one in papers)
@@ -92,7 +102,8 @@ def pages() -> dict[Path, str]:
     """Return the text that every page should have."""
     papers = read_papers()
     contents = {one.key: table(one) for one in papers}
-    contents["index"] = f"{overview(papers)}\n\n{bibliography(papers)}"
+    parts = (overview(papers), bibliography(papers), "Not reproduced, and why:", missing(papers))
+    contents["index"] = "\n\n".join(parts)
     found = {}
     for name, content in contents.items():
         path = ROOT / "docs" / "papers" / f"{name}.md"
