@@ -32,7 +32,7 @@ DELTA = 1e-5
 PLANS = {"CelebA": (9343, 20, 400), "FEMNIST": (174, 3, 1000)}
 SIGMAS = (0.11, 0.65, 2.42, 9.69)
 EPSILONS = (0.5, 1.0, 2.0, 8.0)
-DRAWN = (("CelebA", 0.65), ("FEMNIST", 0.65), ("FEMNIST", 9.69))
+DRAWN = tuple((name, sigma) for name in PLANS for sigma in SIGMAS)
 ALARMS = tuple(np.linspace(0, 1, 101))
 CURVES = {
     "guessing": ("guessing", "#bbbbbb", ":"),
@@ -226,7 +226,7 @@ def curves(alarms):
 def draw(rows, path):
     from mpmtl import canvas, save
 
-    figure, axes = canvas(1, len(DRAWN))
+    figure, axes = canvas(len(PLANS), len(SIGMAS), height=2.6)
     for axis, (name, sigma) in zip(axes, DRAWN, strict=True):
         mine = [row for row in rows if (row["data"], row["sigma"]) == (name, sigma)]
         alarms = [float(row["false_alarms"]) for row in mine]
@@ -237,8 +237,9 @@ def draw(rows, path):
         axis.set_xlabel("false alarms (type I error)")
         axis.set_xlim(0, 1)
         axis.set_ylim(0, 1)
-    axes[0].set_ylabel("misses (type II error), at least")
-    axes[1].legend(frameon=False, fontsize=7)
+    for row in range(len(PLANS)):
+        axes[row * len(SIGMAS)].set_ylabel("misses (type II error), at least")
+    axes[0].legend(frameon=False, fontsize=6)
     save(figure, path)
 
 

@@ -102,7 +102,7 @@ def pages() -> dict[Path, str]:
     """Return the text that every page should have."""
     papers = read_papers()
     contents = {one.key: table(one) for one in papers}
-    parts = (overview(papers), bibliography(papers), "Not reproduced, and why:", missing(papers))
+    parts = (overview(papers), bibliography(papers), "**Not reproduced**, and why:", missing(papers))
     contents["index"] = "\n\n".join(parts)
     found = {}
     for name, content in contents.items():
