@@ -13,7 +13,7 @@ import torch
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.entropy import client_entropy, open_entropy
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.mechanisms import GaussianRows, GaussianSum, LocalGaussianSum
+from coterie.privacy.mechanisms import Exact, GaussianRows, GaussianSum, LocalGaussianSum
 from coterie.privacy.transcript import MemoryTranscript
 
 SHAPES = {"w": (7, 11), "b": (3,), "a": (2, 5, 3)}
@@ -111,6 +111,28 @@ def test_a_gpu_makes_the_same_releases(mechanism):
         there = releases(mechanism, torch.device("cuda"), rows)
         assert there[0][0][0].value["w"].is_cuda  # a fall-back would pass for any reason
         assert_equal(releases(mechanism, torch.device("cpu"), rows), there)
+
+
+def test_sums_without_noise_that_stay_are_those_that_move(monkeypatch):
+    from coterie.privacy import billboard, mechanisms
+
+    cpu, rows = torch.device("cpu"), rows_of(9)
+    here = releases(Exact(), cpu, rows)
+    for module in (mechanisms, billboard):
+        monkeypatch.setattr(module, "is_on_gpu", lambda tree: True)
+    monkeypatch.setattr(mechanisms, "sum_rows", None)
+    assert_equal(here, releases(Exact(), cpu, rows))
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_sums_without_noise_stay_on_a_gpu():
+    rows = rows_of(9)
+    there = releases(Exact(), torch.device("cuda"), rows)
+    for (post, _), (other, _) in zip(releases(Exact(), "cpu", rows)[0], there[0], strict=True):
+        assert other.value["w"].is_cuda
+        for name in SHAPES:
+            torch.testing.assert_close(other.mean[name].cpu(), post.mean[name])
 
 
 @pytest.mark.gpu

@@ -318,11 +318,13 @@ class Exact(Mechanism):
         return clip_rows(rows, math.inf)
 
     def reduce(self, rows: Tree, ids: Tensor | None = None) -> Tree:
-        """Return the function of the rows that `shape` names."""
+        """Return the function of the rows that `shape` names; a sum on a GPU stays there."""
         if self.shape is Shape.GRAM:
             return gram_rows(rows)
         if self.shape is Shape.SQUARES:
             return sum_rows(map_leaves(torch.square, rows))
+        if self.shape is Shape.SUM and is_on_gpu(rows):
+            return {name: leaf.sum(dim=0) for name, leaf in rows.items()}
         return sum_rows(rows) if self.shape is Shape.SUM else place_rows(rows, ids, self.clients)
 
     def totals(self, contribution: Shapes) -> Shapes:
