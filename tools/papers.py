@@ -102,8 +102,8 @@ def pages() -> dict[Path, str]:
     """Return the text that every page should have."""
     papers = read_papers()
     contents = {one.key: table(one) for one in papers}
-    parts = (overview(papers), bibliography(papers), "**Not reproduced**, and why:", missing(papers))
-    contents["index"] = "\n\n".join(parts)
+    reasons = f"**Not reproduced**, and why:\n\n{missing(papers)}"
+    contents["index"] = "\n\n".join((overview(papers), bibliography(papers), reasons))
     found = {}
     for name, content in contents.items():
         path = ROOT / "docs" / "papers" / f"{name}.md"
