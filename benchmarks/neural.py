@@ -304,7 +304,7 @@ def write(path: Path, lines) -> None:
         for line in lines:
             if not fields:
                 fields = [*line, *(FACTS if path.stem == "study" else ())]
-                table = csv.DictWriter(file, fields, restval="")
+                table = csv.DictWriter(file, fields, restval="", lineterminator="\n")
                 table.writeheader()
             table.writerow({k: _short(v) for k, v in line.items()})
             file.flush()
