@@ -23,9 +23,9 @@ def draw(folder: Path) -> None:
 
 
 def figure_4(lines, folder: Path) -> None:
-    """DPFedMTL, Figure 4: accuracy by round, without noise and at two published sigmas."""
-    figure, axes = canvas(1, 3)
-    for axis, sigma in zip(axes, ("0", "0.65", "9.69"), strict=True):
+    """DPFedMTL, Figure 4: accuracy by round, without noise and at published sigmas."""
+    figure, axes = canvas(1, 4)
+    for axis, sigma in zip(axes, ("0", "0.65", "2.42", "9.69"), strict=True):
         for name in ("local", "fedavg", "fedmtl"):
             wanted = "0" if name == "local" else sigma
             mine = [one for one in lines if (one["method"], one["sigma"]) == (name, wanted)]
@@ -82,21 +82,23 @@ def figure_3(lines, folder: Path) -> None:
 
 
 def figure_5(lines, folder: Path) -> None:
-    """PMTL, Figure 5: accuracy after the last round against epsilon, over the grid."""
+    """PMTL, Figures 5 and 2: accuracy by epsilon over the grid; loss by round in one cell."""
+    from matplotlib.ticker import NullFormatter
+
     figure, axes = canvas(1, 2)
     last = max(int(one["round"]) for one in lines)
     ends = [one for one in lines if one["last"] == "1" and int(one["round"]) == last]
     for name in ("pmtl", "pmtl, shared", "fedavg"):
-        found = summarise(
-            [one for one in ends if one["method"] == name], keys=("zero_out",), score="accuracy"
-        )
-        points = sorted((float(key[0]), *value) for key, value in found.items())
+        mine = [one for one in ends if one["method"] == name]
+        # Cells may have the same epsilon, and yet other noise and clips.
+        found = summarise(mine, keys=("zero_out", "sigma", "gamma"), score="accuracy")
         axes[0].plot(
-            [one[0] for one in points], [one[1] for one in points], "o",
+            [float(key[0]) for key in found], [value[0] for value in found.values()], "o",
             label=NAMES[name], color=COLOUR[name], markersize=4,
         )  # fmt: skip
     axes[0].set_xscale("log")
     plain_ticks(axes[0])
+    axes[0].xaxis.set_minor_formatter(NullFormatter())
     axes[0].set_xlabel("epsilon (zero_out, delta = 1/m)")
     axes[0].set_title(f"after {last} rounds, every sigma and gamma", fontsize=9)
     axes[0].set_ylabel("accuracy, all test rows")
