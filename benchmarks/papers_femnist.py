@@ -72,6 +72,17 @@ def watch(setting, method, train, test, found):
     return look
 
 
+def run_whole(plan, setting, speed, observe=None):
+    """Return the outcome of a run; raise RuntimeError if clients failed, which a run survives.
+
+    A client without memory for its steps would contribute zeros.
+    """
+    outcome = simulate(plan, setting.train, speed=speed, observe=observe)
+    if outcome.errors:
+        raise RuntimeError(f"{plan.method.kind}: {outcome.errors[0]}")
+    return outcome
+
+
 def collected(run, *given):
     """Return the lines that a run records."""
     lines = []
@@ -113,7 +124,7 @@ def grid_run(setting, speed, name, sigma, gamma, seed, rounds, record):
         sampler=FixedSize(cohort), rounds=rounds, simulation_seed=seed,
     )  # fmt: skip
     look = watch(setting, method, train, test, found)
-    outcome = simulate(plan, setting.train, speed=speed, observe=look)
+    outcome = run_whole(plan, setting, speed, look)
     found(rounds, evaluate(method.model, outcome.rows, setting.test).value, math.nan, last=1)
 
 
@@ -140,7 +151,7 @@ def grid(setting, seeds, speed, given):
 def figure3_run(setting, speed, name, epsilon, seed, record):
     """Record the scores of one method at one epsilon, as `neural.py study` does."""
     train, method = setting.train.to(speed.device), setting.methods(epsilon)[name]
-    outcome = simulate(plan_of(setting, method, epsilon, seed), setting.train, speed=speed)
+    outcome = run_whole(plan_of(setting, method, epsilon, seed), setting, speed)
     for way in ("none", "plain"):
         rows = outcome.rows
         if way != "none":
@@ -181,7 +192,7 @@ def free_run(setting, speed, name, one, seed, ways, record):
         method=method, privacy=Privacy(epsilon=math.inf), rounds=rounds,
         sampler=FixedSize(train.spec.clients // 2), simulation_seed=seed,
     )  # fmt: skip
-    outcome = simulate(plan, setting.train, speed=speed)
+    outcome = run_whole(plan, setting, speed)
     line = {"method": name, "lam": lam, "rounds": rounds, "steps": steps, "seed": seed}
     for way in ways:
         rows = outcome.rows
@@ -227,7 +238,7 @@ def tables_run(setting, speed, name, sigma, seed, rounds, record):
         shares = [(one, one * LOCAL_STEPS * COHORT // clients) for one in {*LOOKS, rounds}]
         for after, steps in sorted(one for one in shares if one[1] and one[0] <= rounds):
             method = Local(model=model, lam=0.0, sgd=replace(sgd, steps=steps))
-            rows = simulate(tables_plan(method, seed, 1, None), setting.train, speed=speed).rows
+            rows = run_whole(tables_plan(method, seed, 1, None), setting, speed).rows
             found(after, evaluate(model, rows, setting.test).value, math.nan)
         return
     noise = sigma * 2 * CLIP * COHORT / clients
@@ -236,10 +247,8 @@ def tables_run(setting, speed, name, sigma, seed, rounds, record):
         "fedavg": FedAvg(model=model, sgd=sgd, step_noise=noise),
     }[name]
     look = watch(setting, method, train, test, found)
-    simulate(
-        tables_plan(method, seed, rounds, COHORT), setting.train,
-        speed=replace(speed, keep_posts=False), observe=look,
-    )  # fmt: skip
+    plan = tables_plan(method, seed, rounds, COHORT)
+    run_whole(plan, setting, replace(speed, keep_posts=False), look)
 
 
 @cache
