@@ -216,6 +216,15 @@ class Design:
         return torch.stack(made, dim=1)
 
 
+@lru_cache(maxsize=64)
+def curves(width: int) -> Design:
+    """Return what `basis = "spline"` adds to so many columns: splines, and products of two."""
+    whole = Effects(basis="spline").design(_numbered(width))
+    bent = [at for at, one in enumerate(whole.pieces) if len(one) > 1 or one[0][1]]
+    names, pieces = (tuple(given[at] for at in bent) for given in (whole.names, whole.pieces))
+    return Design(whole.columns, names, pieces, ())
+
+
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
@@ -251,9 +260,12 @@ def _spline_columns(x: "Tensor", df: int) -> "Tensor":
 
     powers = [x**degree for degree in range(min(df, 3) + 1)]
     powers += [(x - float(knot)).clamp_min(0) ** 3 for knot in knots(df)]
-    table = torch.tensor(weights(df), dtype=torch.float64, device=x.device)
-    found: Tensor = torch.stack(powers, dim=1) @ table
-    return found
+    # Added in order: a row's columns are the same to the last bit in any company.
+    columns = (
+        reduce(torch.add, (power * one for power, one in zip(powers, column, strict=True)))
+        for column in zip(*weights(df), strict=True)
+    )
+    return torch.stack(list(columns), dim=1)
 
 
 # --- formulas -----------------------------------------------------------------

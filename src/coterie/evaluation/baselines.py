@@ -215,12 +215,13 @@ class _NotLinearError(Exception):
 def _baseline(name: str, method: "Method", private: bool) -> "Method | None":
     """Return the method of a baseline; None where the run is that baseline itself."""
     from coterie.methods.base import registered
+    from coterie.models.linear import plain
 
     kind = {"local_star": "local_star", "centralised": "pooled", "mixed": "pfeb"}[name]
     make: Any = registered().get(kind)
     if make is None or (method.kind == kind and not (name == "mixed" and private)):
         return None
-    return method if method.kind == kind else make(model=method.model)
+    return method if method.kind == kind else make(model=plain(method.model))
 
 
 def score_local(
@@ -247,12 +248,12 @@ def _score(
     """Return the score of a method without privacy; a linear one has the rounds that it needs."""
     from coterie.engine.simulate import simulate
     from coterie.evaluation.score import evaluate
-    from coterie.models import Linear
+    from coterie.models.linear import is_linear
     from coterie.planning.plan import Plan, Privacy
 
     rounds = 1
     if linear:
-        if not isinstance(method.model, Linear):
+        if not is_linear(method.model):
             kind = type(method.model).__name__
             raise _NotLinearError(f"it needs a linear model, and this is {kind}")
         method = method.resolve(train.spec, n_mu=math.inf, cohort=len(train))

@@ -69,6 +69,10 @@ are dropped, C = I, and from then on the block carries mean, spread and residual
 each within its share. So a federation without structure loses what finding out took. What a block
 carries is decided by earlier releases alone, and its bound holds for anything that it carries.
 
+Curves: with at most 10 columns, where the budget can show it, a block searches for common curves
+of the columns beside the linear models (`methods.curves`, model `Additive`). They are used if they
+are earned; otherwise the block carries the others a second time, as that of the structure does.
+
 `huber`: in every round, and at the end, a client first pulls outliers among its outcomes to its
 own fit (`solvers.robust`), and its mean squared residual is scaled to that of normal errors. Blocks
 and bounds stay as they are.
@@ -93,6 +97,7 @@ from coterie.core.tree import Tree, to
 from coterie.data.federated import Clients, FederatedDataset, Spec
 from coterie.data.scaling import refuse_unscaled
 from coterie.methods.base import (
+    Baselines,
     Block,
     Clipping,
     Method,
@@ -100,12 +105,19 @@ from coterie.methods.base import (
     Post,
     Rounds,
     Serving,
-    check_linear,
     register,
 )
-from coterie.methods.baselines import modes, own_shares, ridge_path
-from coterie.models import Linear, Model
-from coterie.models.linear import check_directions, head_of, matrix_of, slice_variances
+from coterie.methods.baselines import Local, modes, own_shares, ridge_path
+from coterie.methods.curves import Bends, below, bends, searches, share_of, straight
+from coterie.models import Additive, Linear, Model
+from coterie.models.linear import (
+    check_directions,
+    head_of,
+    is_linear,
+    matrix_of,
+    plain,
+    slice_variances,
+)
 from coterie.planning.advice import (
     FEW_PARAMETERS,
     LARGE_BUDGET,
@@ -164,6 +176,9 @@ class PFEB(Method):
             weights, and clients times mu at least 300; without privacy, at most 64 weights).
         structure: Share of the budget for correlations of effects, relative to the mean's; 0 for
             none; None for the rule.
+        curves: Share of the budget for the search for common curves, relative to the mean's; 0 for
+            none; None for the rule (regression with at most 10 columns, if the budget can show
+            them). The model is then `Additive`.
         spread: Share of the budget for the spread of random effects, relative to the mean's; None
             for the rule: 0.5, times sqrt(random / all) where some effects are fixed.
         shrink: Whether the final mean is shrunk towards the public start by its noise, which is
@@ -186,6 +201,7 @@ class PFEB(Method):
     residual: bool | None = None
     gls: bool | None = None
     structure: float | None = None
+    curves: float | None = None
     spread: float | None = None
     shrink: bool | None = None
     huber: float | None = None
@@ -202,8 +218,12 @@ class PFEB(Method):
             )
         if self.spread is not None and not 0 <= self.spread <= 100:
             raise ValueError(f"spread = {self.spread}: expected a number from 0 to 100")
-        if self.structure is not None and not 0 <= self.structure <= 100:
-            raise ValueError(f"structure = {self.structure}: expected a number from 0 to 100")
+        for name in ("structure", "curves"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 100:
+                raise ValueError(f"{name} = {share}: expected a number from 0 to 100")
+        if self.curves is not None:
+            object.__setattr__(self, "model", _curved(self.model, curved=self.curves > 0))
         if self.huber is not None and not 0.5 <= self.huber <= 100:
             raise ValueError(f"huber = {self.huber}: expected a number from 0.5 to 100, such as 2")
         if not 0 <= self.momentum <= 0.8:
@@ -240,7 +260,15 @@ class PFEB(Method):
             chosen = replace(chosen, gls=True)
         if self.structure is None:
             chosen = replace(chosen, structure=chosen._structure_share(spec, n_mu))
+        if self.curves is None:
+            share = share_of(spec, n_mu) if self._can_curve(spec) else 0.0
+            chosen = replace(chosen, curves=round(share / (1 - share) / _SHARES["mean"], 4))
         return chosen
+
+    def _can_curve(self, spec: Spec) -> bool:
+        start = getattr(self.model, "start", None)
+        usual = spec.task == "regression" and spec.personal is None and start is None
+        return usual and self.learn and self.shared == "all"
 
     def _structure_share(self, spec: Spec, n_mu: float) -> float:
         """Return the share, relative to the mean's, that shows it in a quarter of the rounds.
@@ -269,13 +297,23 @@ class PFEB(Method):
 
     @property
     def _bias(self) -> bool:
-        assert isinstance(self.model, Linear)
+        assert isinstance(self.model, Linear | Additive)
         return self.model.bias
 
     def check(self, spec: Spec, *, data: FederatedDataset | None = None, **given: Any) -> None:
         """Raise ValueError for models that are not linear, and curvatures that do not exist."""
         features = 'a linear head on public features (shared = "slice")'
-        check_linear(self, f"dpfedmtl or pmtl, or {features}")
+        if not is_linear(self.model):
+            name = type(self.model).__name__
+            raise ValueError(
+                f"{self.kind} is for linear models, not {name}; use dpfedmtl or pmtl, or {features}"
+            )
+        if self.curves and not self._can_curve(spec):
+            raise ValueError(
+                f"curves = {self.curves} needs regression without fixed effects, learn = true, "
+                f'shared = "all" and no public start; this is {spec.task}: leave curves out, or '
+                "use 0"
+            )
         if self.gls and not self._can_gls(spec):
             raise ValueError(
                 f'gls = true needs one output, learn = true, shared = "all" and no fixed effects; '
@@ -315,6 +353,8 @@ class PFEB(Method):
         fixed = {} if random is None else {"random": random.double().expand_as(variances).clone()}
         if self.structure:
             fixed |= _unstructured(variances.shape[1])
+        if self.curves:
+            fixed |= straight(self.model.init(spec, rng)["curves"].numel())
         return {
             **fixed,
             "ahead": center,
@@ -343,12 +383,13 @@ class PFEB(Method):
 
     def _blocks(self, clip: float) -> tuple[Block, ...]:
         blocks = self._usual_blocks(clip)
-        if not self.structure:
-            return blocks
-        whole = 1 + self.structure * blocks[0].share
-        usual = [replace(block, share=block.share / whole) for block in blocks]
-        share = 1 - math.fsum(block.share for block in usual)
-        return (*usual, Block("second", _STRUCTURE, share))
+        more = {"second": self.structure or 0.0, "curves": self.curves or 0.0}
+        more = {name: share * blocks[0].share for name, share in more.items() if share}
+        whole = 1 + math.fsum(more.values())
+        blocks += tuple(Block(name, _STRUCTURE, share) for name, share in more.items())
+        shares = [block.share / whole for block in blocks[1:]]
+        shares.insert(0, 1 - math.fsum(shares))
+        return tuple(replace(b, share=f) for b, f in zip(blocks, shares, strict=True))
 
     def _usual_blocks(self, clip: float = 1.0) -> tuple[Block, ...]:
         if not self.learn:
@@ -389,6 +430,9 @@ class PFEB(Method):
             sizes["curvature"] = weights * (weights + 1) // 2
         if self.structure:  # room for what it carries later, too
             sizes["second"] = max(spread * (spread + 1) // 2, weights + spread + 1)
+        if self.curves:
+            usual = math.fsum(sizes.get(block.name, 0) for block in self._usual_blocks())
+            sizes["curves"] = max(shared["curves"].numel(), int(usual))
         return {name: size for name, size in sizes.items() if name == "mean" or self._learns(name)}
 
     def _learns(self, name: str) -> bool:
@@ -404,7 +448,7 @@ class PFEB(Method):
         """Find the own posterior; contribute what the prior learns from."""
         whole, posted = bool(self.gls or self.structure), self._posted(shared)
         working = self._working(shared, clients.spec)
-        clients, short = self._pulled_in(clients, working)
+        clients, short = self._pulled_in(self._below(clients, shared), working)
         apart, spread = self.learn and "random" in shared, _spreads(shared, posted)
         here = whole and not apart
         found = own = posterior(clients, working, bias=self._bias, curvature=here)
@@ -423,10 +467,20 @@ class PFEB(Method):
             rows["spread"], second = second_moments(own, _cpu(shared["mixing"]), spread[0].cpu())
             if float(shared["searching"]) < 0.5:
                 second = carried(rows, self._usual_blocks())
-            padding = sizes["second"] - second.shape[1]
-            rows["second"] = torch.nn.functional.pad(second, (0, padding)).to(mean.device)
-            rows["spread"] = rows["spread"].to(mean.device)
-        return personal, {name: rows[name] for name in sizes}
+            rows["second"] = _padded(second, sizes["second"])
+        if self.curves:
+            searched = searches(shared)
+            rows["curves"] = _padded(
+                bends(clients, working, shared, bias=self._bias)
+                if searched
+                else carried(rows, self._usual_blocks()),
+                sizes["curves"],
+            )
+        return personal, {name: rows[name].to(mean.device) for name in sizes}
+
+    def _below(self, clients: Clients, shared: Tree) -> Clients:
+        """Return the clients with outcomes less what common curves explain."""
+        return below(clients, shared) if self.curves else clients
 
     def _pulled_in(self, clients: Clients, prior: Prior) -> tuple[Clients, Tensor]:
         """Return the clients with outliers pulled in, and what their mean squares lack then."""
@@ -474,12 +528,20 @@ class PFEB(Method):
         after["residual"] = (shared["residual"] * residual).clamp(_LEAST, 1 / _LEAST)
         if found.second is not None and posts > _WAIT:
             after |= Structure.of(shared, learnt[0]).learn(found, post.cohort)
+        if found.bends is not None:
+            after |= found.bends.learn(shared, post.cohort)
+            if float(after["bending"]) != float(shared["bending"]):  # another model of the rows
+                after["doubt"] = torch.tensor(DOUBT, dtype=torch.float64)
         return after
 
-    def _carrying(self, shared: Tree) -> tuple[Block, ...]:
-        """Return the blocks that the one of the structure carries, none while it is searched."""
-        searched = not self.structure or float(shared["searching"]) > 0.5
-        return () if searched else self._usual_blocks()
+    def _carrying(self, shared: Tree) -> dict[str, tuple[Block, ...]]:
+        """Return which blocks carry others, and those."""
+        found = {}
+        if self.structure and float(shared["searching"]) < 0.5:
+            found["second"] = self._usual_blocks()
+        if self.curves and not searches(shared):
+            found["curves"] = self._usual_blocks()
+        return found
 
     def prior(self, shared: Tree, spec: Spec) -> Prior:
         """Return the prior that the releases so far come to, of whole models."""
@@ -505,11 +567,11 @@ class PFEB(Method):
     def personalise(self, shared: Tree, personal: Tree, clients: Clients, rng: Rng) -> Tree:
         """Return the posterior means; a client whose rows are not numbers has the shared mean."""
         prior = self.prior(shared, clients.spec)
-        clients, _ = self._pulled_in(clients, prior)
+        clients, _ = self._pulled_in(self._below(clients, shared), prior)
         priors = _in_doubt(prior, self._doubt(shared, clients.spec))
         guess = _WIDTHS.square()[: len(priors)] / 2
         if self.guard:
-            own, lams = ridge_path(self.model, clients.spec)
+            own, lams = ridge_path(plain(self.model), clients.spec)
             guess = torch.cat([_level(guess), _level(lams) + _ODDS])
             priors += own
         fits = [modes(clients, one, bias=self._bias) for one in priors]
@@ -517,7 +579,15 @@ class PFEB(Method):
         good = found.isfinite().flatten(1).all(dim=1) & (clients.counts > 0)
         good = good[:, None, None]
         whole = torch.where(good, found, prior.center)
-        return to(head_of(whole, self._bias), clients.device)
+        return to(self._head(whole, shared), clients.device)
+
+    def _head(self, matrix: Tensor, shared: Tree) -> Tree:
+        """Return the models of a matrix of linear parts, with the shared curves."""
+        head = head_of(matrix, self._bias)
+        if not self.curves:
+            return head
+        curve = shared["curves"].cpu().float()
+        return {**head, "curves": curve.expand(*matrix.shape[:-1], -1).clone()}
 
     def _doubt(self, shared: Tree, spec: Spec) -> float:
         """Return the variance of log(s2 / t2), the strength of shrinkage, given the releases.
@@ -548,7 +618,7 @@ class PFEB(Method):
         prior = self.prior(shared, clients.spec)
         scores = predictive_std(clients, prior, rows, bias=self._bias)
         noise = prior.residual if clients.spec.task == "regression" else 0.0
-        factor = self._judged(shared, clients, prior).to(scores.device)
+        factor = self._judged(shared, self._below(clients, shared), prior).to(scores.device)
         return (factor[:, None, *[None] * (scores.dim() - 2)] * (scores.square() + noise)).sqrt()
 
     def _judged(self, shared: Tree, clients: Clients, prior: Prior) -> Tensor:
@@ -583,7 +653,8 @@ class PFEB(Method):
         whole = torch.zeros(len(clients), width + 1, width + 1, dtype=torch.float64)
         whole[:, : len(root), : len(root)] = inner * root[:, None] * root
         whole[:, width, width] += prior.residual if clients.spec.task == "regression" else 0.0
-        return whole * self._judged(shared, clients, prior)[:, None, None]
+        judged = self._judged(shared, self._below(clients, shared), prior)
+        return whole * judged[:, None, None]
 
     @property
     def serving(self) -> Serving:
@@ -596,7 +667,11 @@ class PFEB(Method):
         )
 
     def _mean(self, shared: Tree, clients: Clients) -> Tree:
-        return to(head_of(self._final(shared, clients.spec), self._bias), clients.device)
+        return to(self._head(self._final(shared, clients.spec), shared), clients.device)
+
+    def baselines(self) -> Baselines:
+        """Return local training of the linear model: curves are common to all clients."""
+        return Baselines(local=Local(model=plain(self.model))) if self.curves else Baselines()
 
     def notes(self, *, private: bool = True, clip: float = 1.0, **run: Any) -> Notes:
         """Return what the clip bounds, and what the guard does not do."""
@@ -611,6 +686,17 @@ class PFEB(Method):
                 f"{own if self.guard else ''}",
             ),
         )
+
+
+def _curved(model: Model, *, curved: bool) -> Model:
+    """Return a linear model with curves, or without."""
+    usual = isinstance(model, Linear) and model.start is None
+    return Additive(bias=model.bias) if curved and usual else model if curved else plain(model)  # type: ignore[attr-defined]
+
+
+def _padded(rows: Tensor, size: int) -> Tensor:
+    """Return rows with zeros behind them."""
+    return torch.nn.functional.pad(rows, (0, size - rows.shape[1]))
 
 
 def _in_doubt(prior: Prior, doubt: float) -> list[Prior]:
@@ -792,7 +878,8 @@ class Statistics:
     `draw` is the relative variance that a random cohort gives to all of them alike. `noisy` is
     whether a release is random at all, by noise or by sampling. `shaken` is how far both move the
     mean, in units of the prior. `second` is the release about the structure, (q, q), None where
-    there is none, and `second_noise` the deviation of its noise on the diagonal.
+    there is none, and `second_noise` the deviation of its noise on the diagonal. `bends` is the one
+    about curves.
     """
 
     mean: Tensor
@@ -807,19 +894,25 @@ class Statistics:
     shaken: float
     second: Tensor | None = None
     second_noise: float = 0.0
+    bends: Bends | None = None
 
     @classmethod
-    def of(cls, post: Post, shared: Tree, carrying: tuple[Block, ...] = ()) -> "Statistics":
+    def of(
+        cls, post: Post, shared: Tree, carrying: Mapping[str, tuple[Block, ...]] | None = None
+    ) -> "Statistics":
         """Read a release; what was not released is as it would be at the optimum.
 
-        `carrying` are the blocks that are carried by that of the structure too.
+        `carrying` are the blocks that carry others, and those.
         """
         means = {name: leaf.double() / post.cohort for name, leaf in post.value.items()}
         far = {name: one / post.cohort for name, one in post.deviations.items()}
+        for name, blocks in (carrying or {}).items():
+            copy = means.pop(name)
+            _merged(means, far, copy, far.pop(name), blocks)
         second, second_noise = means.pop("second", None), far.pop("second", 0.0)
-        if second is not None and carrying:
-            _merged(means, far, second, second_noise, carrying)
-            second = None
+        bend, bend_noise = means.pop("curves", None), far.pop("curves", 0.0)
+        if bend is not None:
+            bend = bend[: shared["curves"].numel()]
         if second is not None:
             size = int(_spreads(shared, torch.ones_like(shared["variances"]) > 0).sum())
             root = math.sqrt(size)
@@ -845,6 +938,7 @@ class Statistics:
             shaken=math.sqrt(weights * (far["mean"] ** 2 + draw)),
             second=second,
             second_noise=second_noise,
+            bends=None if bend is None else Bends(bend, bend_noise),
         )
 
     def newton(self) -> Tensor:

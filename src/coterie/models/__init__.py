@@ -1,7 +1,7 @@
 """Models: pure functions of a tree of parameters, for one client or for many side by side."""
 
 from coterie.models.base import MODELS, Model, register_model, row_losses
-from coterie.models.linear import MLP, Linear
+from coterie.models.linear import MLP, Additive, Linear
 from coterie.models.module import Module, as_model, replace_batchnorm
 from coterie.models.zoo import CNN, CelebaCNN, CharLSTM, FemnistCNN, FemnistLeaf, TagLogistic
 
@@ -9,6 +9,7 @@ __all__ = [
     "CNN",
     "MLP",
     "MODELS",
+    "Additive",
     "CelebaCNN",
     "CharLSTM",
     "FemnistCNN",

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from coterie.core.rng import Rng
 from coterie.core.tree import Tree
+from coterie.data.effects import curves
 from coterie.data.federated import Spec
 from coterie.models.base import Model, register_model, squeezed
 from coterie.models.layers import stacked_linear
@@ -71,6 +72,45 @@ class Linear(Model):
     def apply_stacked(self, params: Tree, x: Tensor, seeds: Tensor | None = None) -> Tensor:
         """Predict by one batched product."""
         return squeezed(stacked_linear(x.flatten(2), params["weight"], params.get("bias")))
+
+
+@register_model("additive")
+@dataclass(frozen=True)
+class Additive(Model):
+    """Linear predictions plus public curves of the columns, from zeros.
+
+    Leaves "weight", "bias" and "curves", the coefficients of splines of each column and of products
+    of two (`coterie.data.effects.curves`).
+
+    Attributes:
+        bias: Whether there are biases.
+    """
+
+    bias: bool = True
+
+    def init(self, spec: Spec, rng: Rng) -> Tree:
+        """Return zeros."""
+        made = len(curves(spec.features).names)
+        check_parameters((spec.outputs, spec.features + made))
+        found = Linear(bias=self.bias).init(spec, rng)
+        return {**found, "curves": torch.zeros(spec.outputs, made)}
+
+    def apply(self, params: Tree, x: Tensor, seed: Tensor | None = None) -> Tensor:
+        """Predict one client's rows."""
+        rows = x.flatten(1)
+        made = curves(rows.shape[1])(rows).to(rows.dtype)
+        straight = functional.linear(rows, params["weight"], params.get("bias"))
+        return squeezed(straight + functional.linear(made, params["curves"]))
+
+
+def is_linear(model: Model) -> bool:
+    """Return whether a model is linear, with or without curves."""
+    return isinstance(model, Linear | Additive)
+
+
+def plain(model: Model) -> Model:
+    """Return the model without curves."""
+    return Linear(bias=model.bias) if isinstance(model, Additive) else model
 
 
 @register_model("mlp")

@@ -18,7 +18,7 @@ from coterie.methods.fedavg import FedAvg
 from coterie.methods.finetune import Finetune
 from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
-from coterie.models import Linear
+from coterie.models.linear import is_linear
 from coterie.planning.advice import (
     ERROR,
     LARGE_BUDGET_ROUNDS,
@@ -134,7 +134,7 @@ def rounds_by_rule(method: Method, privacy: Privacy, spec: Spec) -> int:
     if method.shape in (Shape.NONE, Shape.POOLED):
         return 1
     releasing = _releasing(method)
-    network = not isinstance(releasing.model, Linear)
+    network = not is_linear(releasing.model)
     rule = releasing.rounds(spec)
     few, many = NETWORK_ROUNDS if network else rule.between
     if privacy.epsilon is None:
@@ -260,7 +260,7 @@ def _tolerance(method: Method, spec: Spec) -> float:
 
 def _cut(method: Method, spec: Spec, rows: int | None) -> float:
     """Return the affordable rounds from which joining gains; public features are counted before."""
-    if not isinstance(_releasing(method).model, Linear) or _tolerance(method, spec) > 1:
+    if not is_linear(_releasing(method).model) or _tolerance(method, spec) > 1:
         return SMALL_GAIN
     return cut_for(spec.features + 1, classes=spec.task != "regression", rows=rows)
 
@@ -279,7 +279,7 @@ def _guards(method: PFEB, spec: Spec, n_mu: float, rows: int | None) -> bool:
 
 def default_method(auto: Auto, privacy: Privacy | None = None) -> Method | None:
     """Return the method that is chosen whatever the data; None where it depends on their spec."""
-    if not isinstance(auto.model, Linear):
+    if not is_linear(auto.model):
         return None
     if privacy is not None and _needs_one_clip(privacy):
         return PMTL(model=auto.model)
