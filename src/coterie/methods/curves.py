@@ -6,15 +6,16 @@ linear model releases,
 
     sqrt(c) S_k' (S + c S_k S_k')^-1 (y_k - X_k w),       l2 norm at most 1,
 
-S the covariance of its outcomes under the prior and c = 0.02: the mean of b in units of its working
+S the covariance of its outcomes under the prior, with 1 added to the variances of its weights so
+that what a linear model lacks is no curve, and c = 0.02: the mean of b in units of its working
 variance, an estimating equation with mean 0 where b = 0 (Liang and Zeger 1986). Under b = 0 the
 mean of R releases over m clients has the expected square q v / R + 1/m at most, q its length and v
 the variance of its noise, a public number. If it exceeds that by 4 v sqrt(2 q) / R + 4 / m, four
 standard deviations of the noise's square and as much as drawing clients could make, the curves are
 earned: b starts from the mean, shrunk by what noise has made (James and Stein 1961), and every
-later release moves it. The working variance then falls as 0.2 / (1 + rounds / 2), so that steps are
-large at first (Robbins and Monro 1951). If the noise is so small that a square of 0.05 would have
-been seen, and none was, the search ends: the block then carries the others' releases a second time.
+later release moves it. The working variance then falls as 0.1 / (1 + rounds / 2), so that steps are
+large at first (Robbins and Monro 1951). After a third of the rounds the search ends: the block then
+carries the others' releases a second time.
 
 Linear parts are drawn together as ever, on outcomes less s(x)' b, and keep their own blocks and
 clips, so what they lose is the share of the budget of the search.
@@ -39,22 +40,22 @@ from coterie.solvers.posterior import Prior, add_in_turn, posterior
 
 SEARCHING, EARNED, DROPPED = 1.0, 2.0, 0.0
 WAIT = 2.0  # rounds until linear models have arrived
-_WORKING, _START = 0.02, 0.2  # variances: of the search, and of the first step
+SHARE = 0.2  # of the budget
+_WORKING, _START = 0.02, 0.1  # variances: of the search, and of the first step
+_FREE = 1.0  # added to variances of linear effects: what linear models lack is no curve
 _STEP = 4 / 3
 _FACTOR = 4.0  # standard deviations beyond which curves are earned
-_SMALL = 0.05  # a square that would have to be seen before the search ends
-_LEAST_SHARE, _MOST_SHARE, _MOST_NEED = 0.1, 0.25, 0.6  # of the budget
+_PART = 3  # of the rounds that are searched, one in so many
+_WORTH = 0.2  # the square that a search must be able to show
 
 
-def share_of(spec: Spec, n_mu: float) -> float:
-    """Return the share of the budget that shows the square 0.05 in a third of the rounds, or 0."""
-    if spec.task != "regression" or spec.personal is not None or len(spec.shape) != 1:
-        return 0.0
-    if spec.features > MOST_PRODUCTS:
-        return 0.0
+def search_of(spec: Spec, n_mu: float, rounds: int) -> int:
+    """Return the rounds of a search by rule, of so many; 0 where it could not show enough."""
+    if spec.features > MOST_PRODUCTS or len(spec.shape) != 1:
+        return 0
     spread = math.sqrt(2 * len(curves(spec.features).names))
-    need = 3 * _FACTOR * spread / (n_mu**2 * _SMALL)
-    return min(max(need, _LEAST_SHARE), _MOST_SHARE) if need <= _MOST_NEED else 0.0
+    shown = _PART * _FACTOR * spread / (n_mu**2 * SHARE)
+    return max(2, rounds // _PART) if shown <= _WORTH else 0
 
 
 def straight(size: int) -> dict[str, Tensor]:
@@ -108,20 +109,13 @@ def bends(clients: Clients, prior: Prior, shared: Tree, *, bias: bool) -> Tensor
 def _widened(prior: Prior, design: Design, variance: float, bias: bool) -> Prior:
     """Return the prior with the curves between the columns and the bias."""
     width, size = len(design.columns), len(design.names)
-    center, variances = prior.center[:, :width], prior.variances[:, :width]
-    last = slice(width, width + bias)
-    mixing = prior.mixing
-    if mixing is not None:
-        mixing = torch.eye(width + size + bias, dtype=torch.float64)
-        own = torch.tensor([*range(width), *range(width + size, width + size + bias)])
-        mixing[own[:, None], own] = prior.mixing
+    free = prior.variances + _FREE
     zeros = torch.zeros(1, size, dtype=torch.float64)
-    return replace(
-        prior,
-        center=torch.cat([center, zeros, prior.center[:, last]], dim=1),
-        variances=torch.cat([variances, zeros + variance, prior.variances[:, last]], dim=1),
-        mixing=mixing,
-    )
+    parts = [
+        torch.cat([given[:, :width], middle, given[:, width : width + bias]], dim=1)
+        for given, middle in ((prior.center, zeros), (free, zeros + variance))
+    ]
+    return replace(prior, center=parts[0], variances=parts[1], mixing=None)
 
 
 def unit(shared: Mapping[str, Tensor]) -> float:
@@ -144,8 +138,10 @@ class Bends:
     mean: Tensor
     noise: float
 
-    def learn(self, shared: Mapping[str, Tensor], cohort: float) -> dict[str, Tensor]:
-        """Return what becomes of the state of the curves."""
+    def learn(
+        self, shared: Mapping[str, Tensor], cohort: float, search: int
+    ) -> dict[str, Tensor]:
+        """Return what becomes of the state of the curves, in a search of so many rounds."""
         seen = float(shared["seen_bends"]) + 1
         if float(shared["bending"]) == EARNED:
             step = _STEP * math.sqrt(unit(shared)) * self.mean
@@ -158,7 +154,7 @@ class Bends:
         if beyond > edge:
             start = _STEP * math.sqrt(_WORKING) * beyond / (beyond + made) * mean
             return straight(size) | {"curves": start, "bending": _one(EARNED)}
-        if edge < _SMALL:
+        if seen >= search:
             return straight(size) | {"bending": _one(DROPPED)}
         return {"bends": mean, "seen_bends": _one(seen)}
 

@@ -108,7 +108,7 @@ from coterie.methods.base import (
     register,
 )
 from coterie.methods.baselines import Local, modes, own_shares, ridge_path
-from coterie.methods.curves import Bends, below, bends, searches, share_of, straight
+from coterie.methods.curves import SHARE, Bends, below, bends, search_of, searches, straight
 from coterie.models import Additive, Linear, Model
 from coterie.models.linear import (
     check_directions,
@@ -124,6 +124,7 @@ from coterie.planning.advice import (
     LARGE_BUDGET_ROUNDS,
     ROUNDS,
     affordable_rounds,
+    rounds_for,
 )
 from coterie.solvers.posterior import (
     Posterior,
@@ -176,9 +177,9 @@ class PFEB(Method):
             weights, and clients times mu at least 300; without privacy, at most 64 weights).
         structure: Share of the budget for correlations of effects, relative to the mean's; 0 for
             none; None for the rule.
-        curves: Share of the budget for the search for common curves, relative to the mean's; 0 for
-            none; None for the rule (regression with at most 10 columns, if the budget can show
-            them). The model is then `Additive`.
+        curves: Rounds of a search for common curves; 0 for none; None for the rule: a third of the
+            rounds, for regression with at most 10 columns and a budget that can show them. The
+            model is then `Additive`.
         spread: Share of the budget for the spread of random effects, relative to the mean's; None
             for the rule: 0.5, times sqrt(random / all) where some effects are fixed.
         shrink: Whether the final mean is shrunk towards the public start by its noise, which is
@@ -201,7 +202,7 @@ class PFEB(Method):
     residual: bool | None = None
     gls: bool | None = None
     structure: float | None = None
-    curves: float | None = None
+    curves: int | None = None
     spread: float | None = None
     shrink: bool | None = None
     huber: float | None = None
@@ -218,10 +219,10 @@ class PFEB(Method):
             )
         if self.spread is not None and not 0 <= self.spread <= 100:
             raise ValueError(f"spread = {self.spread}: expected a number from 0 to 100")
-        for name in ("structure", "curves"):
-            share = getattr(self, name)
-            if share is not None and not 0 <= share <= 100:
-                raise ValueError(f"{name} = {share}: expected a number from 0 to 100")
+        if self.structure is not None and not 0 <= self.structure <= 100:
+            raise ValueError(f"structure = {self.structure}: expected a number from 0 to 100")
+        if self.curves is not None and not 0 <= self.curves <= 10_000:
+            raise ValueError(f"curves = {self.curves}: expected a whole number of rounds, or 0")
         if self.curves is not None:
             object.__setattr__(self, "model", _curved(self.model, curved=self.curves > 0))
         if self.huber is not None and not 0.5 <= self.huber <= 100:
@@ -261,9 +262,15 @@ class PFEB(Method):
         if self.structure is None:
             chosen = replace(chosen, structure=chosen._structure_share(spec, n_mu))
         if self.curves is None:
-            share = share_of(spec, n_mu) if self._can_curve(spec) else 0.0
-            chosen = replace(chosen, curves=round(share / (1 - share) / _SHARES["mean"], 4))
+            rounds = chosen._usual_rounds(spec, n_mu)
+            search = search_of(spec, n_mu, rounds) if self._can_curve(spec) else 0
+            chosen = replace(chosen, curves=search)
         return chosen
+
+    def _usual_rounds(self, spec: Spec, n_mu: float) -> int:
+        rule = self.rounds(spec)
+        affordable = affordable_rounds(n_mu, rule.dimension)
+        return rounds_for(affordable, rule.between, rule.knee)
 
     def _can_curve(self, spec: Spec) -> bool:
         start = getattr(self.model, "start", None)
@@ -383,8 +390,9 @@ class PFEB(Method):
 
     def _blocks(self, clip: float) -> tuple[Block, ...]:
         blocks = self._usual_blocks(clip)
-        more = {"second": self.structure or 0.0, "curves": self.curves or 0.0}
-        more = {name: share * blocks[0].share for name, share in more.items() if share}
+        more = {"second": (self.structure or 0.0) * blocks[0].share}
+        more["curves"] = SHARE / (1 - SHARE) * (1 + more["second"]) if self.curves else 0.0
+        more = {name: share for name, share in more.items() if share}
         whole = 1 + math.fsum(more.values())
         blocks += tuple(Block(name, _STRUCTURE, share) for name, share in more.items())
         shares = [block.share / whole for block in blocks[1:]]
@@ -529,7 +537,7 @@ class PFEB(Method):
         if found.second is not None and posts > _WAIT:
             after |= Structure.of(shared, learnt[0]).learn(found, post.cohort)
         if found.bends is not None:
-            after |= found.bends.learn(shared, post.cohort)
+            after |= found.bends.learn(shared, post.cohort, self.curves or 0)
             if float(after["bending"]) != float(shared["bending"]):  # another model of the rows
                 after["doubt"] = torch.tensor(DOUBT, dtype=torch.float64)
         return after
