@@ -221,7 +221,7 @@ def curves(width: int) -> Design:
     """Return what `basis = "spline"` adds to so many columns: splines, and products of two."""
     whole = Effects(basis="spline").design(_numbered(width))
     bent = [at for at, one in enumerate(whole.pieces) if len(one) > 1 or one[0][1]]
-    names, pieces = (tuple(given[at] for at in bent) for given in (whole.names, whole.pieces))
+    names, pieces = tuple(whole.names[at] for at in bent), tuple(whole.pieces[at] for at in bent)
     return Design(whole.columns, names, pieces, ())
 
 

@@ -138,9 +138,7 @@ class Bends:
     mean: Tensor
     noise: float
 
-    def learn(
-        self, shared: Mapping[str, Tensor], cohort: float, search: int
-    ) -> dict[str, Tensor]:
+    def learn(self, shared: Mapping[str, Tensor], cohort: float, search: int) -> dict[str, Tensor]:
         """Return what becomes of the state of the curves, in a search of so many rounds."""
         seen = float(shared["seen_bends"]) + 1
         if float(shared["bending"]) == EARNED:

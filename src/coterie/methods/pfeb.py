@@ -157,6 +157,11 @@ _LEAST = 1e-10  # a variance that is as good as none
 _DOUBTED = 0.1  # variance of a logarithm from which clients average over it
 _WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the proximal terms that they average
 SHRUNK = 2.0  # affordable rounds from which the noise of the mean is small
+_LIMITED = {
+    "spread": "a number",
+    "structure": "a number",
+    "curves": "a whole number of rounds",
+}
 _ODDS = 2.0  # logarithm of the odds for joining, with the guard
 
 
@@ -217,12 +222,10 @@ class PFEB(Method):
                 f"variance = {self.variance}: expected a positive number, such as 0.1 (of weights, "
                 "where features and outcomes are of size 1)"
             )
-        if self.spread is not None and not 0 <= self.spread <= 100:
-            raise ValueError(f"spread = {self.spread}: expected a number from 0 to 100")
-        if self.structure is not None and not 0 <= self.structure <= 100:
-            raise ValueError(f"structure = {self.structure}: expected a number from 0 to 100")
-        if self.curves is not None and not 0 <= self.curves <= 10_000:
-            raise ValueError(f"curves = {self.curves}: expected a whole number of rounds, or 0")
+        for name, what in _LIMITED.items():
+            given, most = getattr(self, name), 10_000 if name == "curves" else 100
+            if given is not None and not 0 <= given <= most:
+                raise ValueError(f"{name} = {given}: expected {what} from 0 to {most:,}")
         if self.curves is not None:
             object.__setattr__(self, "model", _curved(self.model, curved=self.curves > 0))
         if self.huber is not None and not 0.5 <= self.huber <= 100:
@@ -315,6 +318,25 @@ class PFEB(Method):
             raise ValueError(
                 f"{self.kind} is for linear models, not {name}; use dpfedmtl or pmtl, or {features}"
             )
+        self._check_blocks(spec)
+        if self.huber is not None and spec.task != "regression":
+            raise ValueError(
+                f"huber = {self.huber} is for regression; this is {spec.task}: use none"
+            )
+        if self.shared == "slice":
+            check_directions(self.directions, spec)
+            if spec.personal is not None:
+                raise ValueError(
+                    'shared = "slice" with effects: a slice is of a head on public features; leave '
+                    "formula= and basis= out"
+                )
+        self.model.init(spec, Rng.seeded(0))
+        if data is not None:
+            self.model.check_data(data)
+            refuse_unscaled(data)
+
+    def _check_blocks(self, spec: Spec) -> None:
+        """Raise ValueError for blocks that this task or these settings do not have."""
         if self.curves and not self._can_curve(spec):
             raise ValueError(
                 f"curves = {self.curves} needs regression without fixed effects, learn = true, "
@@ -332,21 +354,6 @@ class PFEB(Method):
                 f'learn = true, shared = "all" and no gls; this is {spec.task} with '
                 f"{spec.outputs} outputs: leave structure out, or use 0"
             )
-        if self.huber is not None and spec.task != "regression":
-            raise ValueError(
-                f"huber = {self.huber} is for regression; this is {spec.task}: use none"
-            )
-        if self.shared == "slice":
-            check_directions(self.directions, spec)
-            if spec.personal is not None:
-                raise ValueError(
-                    'shared = "slice" with effects: a slice is of a head on public features; leave '
-                    "formula= and basis= out"
-                )
-        self.model.init(spec, Rng.seeded(0))
-        if data is not None:
-            self.model.check_data(data)
-            refuse_unscaled(data)
 
     def init(self, spec: Spec, rng: Rng) -> Tree:
         """Start around the model's public start, with a wide prior."""
@@ -534,12 +541,18 @@ class PFEB(Method):
             moved = (shared["variances"] * _on(learnt, spread)).clamp(_LEAST, 1 / _LEAST)
             after["variances"] = torch.where(learnt, moved, after["variances"])
         after["residual"] = (shared["residual"] * residual).clamp(_LEAST, 1 / _LEAST)
-        if found.second is not None and posts > _WAIT:
-            after |= Structure.of(shared, learnt[0]).learn(found, post.cohort)
+        return after | self._found(found, shared, post.cohort)
+
+    def _found(self, found: "Statistics", shared: Tree, cohort: float) -> dict[str, Tensor]:
+        """Return what a release changes of structure and curves."""
+        after: dict[str, Tensor] = {}
+        if found.second is not None and float(shared["posts"]) > _WAIT:
+            learnt = _spreads(shared, self._posted(shared))
+            after |= Structure.of(shared, learnt[0]).learn(found, cohort)
         if found.bends is not None:
-            after |= found.bends.learn(shared, post.cohort, self.curves or 0)
-            if float(after["bending"]) != float(shared["bending"]):  # another model of the rows
-                after["doubt"] = torch.tensor(DOUBT, dtype=torch.float64)
+            after |= found.bends.learn(shared, cohort, self.curves or 0)
+            if float(after.get("bending", shared["bending"])) > float(shared["bending"]):
+                after["doubt"] = torch.tensor(DOUBT, dtype=torch.float64)  # another model
         return after
 
     def _carrying(self, shared: Tree) -> dict[str, tuple[Block, ...]]:
@@ -698,8 +711,9 @@ class PFEB(Method):
 
 def _curved(model: Model, *, curved: bool) -> Model:
     """Return a linear model with curves, or without."""
-    usual = isinstance(model, Linear) and model.start is None
-    return Additive(bias=model.bias) if curved and usual else model if curved else plain(model)  # type: ignore[attr-defined]
+    if curved and isinstance(model, Linear) and model.start is None:
+        return Additive(bias=model.bias)
+    return model if curved else plain(model)
 
 
 def _padded(rows: Tensor, size: int) -> Tensor:
