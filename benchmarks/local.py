@@ -26,9 +26,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from sklearn.dummy import DummyClassifier, DummyRegressor
-from sklearn.linear_model import LogisticRegression, RidgeCV
-from sklearn.model_selection import GridSearchCV, KFold
 
 from coterie.data.datasets import digits
 from coterie.data.federated import DataError
@@ -106,6 +103,10 @@ def rows_of(data, client):
 
 def scikit(task, x, y):
     """Fit one client with its own cross-validation."""
+    from sklearn.dummy import DummyClassifier, DummyRegressor
+    from sklearn.linear_model import LogisticRegression, RidgeCV
+    from sklearn.model_selection import GridSearchCV, KFold
+
     if task == "regression":
         return (RidgeCV(alphas=ALPHAS) if len(y) > 2 else DummyRegressor()).fit(x, y)
     y = y.astype(int)

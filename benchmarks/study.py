@@ -1,7 +1,7 @@
 """The utility study: local training, the default, pmtl and models without privacy, on every set.
 
     python benchmarks/study.py [SET ...] [--quick] [--epsilon E ...] [--seeds 5] [--jobs 2]
-        [--before FILE] [--out FOLDER]
+        [--before FILE] [--out FOLDER] [--seconds S]
 
 Sets: the real federations of `benchmarks/pfeb.py` and `benchmarks/local.py`, those that are not
 there left out, and all generators `mixed:...` of `coterie.data.synthetic`. Every method has its
@@ -12,20 +12,25 @@ spends nothing.
 - local: every client alone.
 - default, pmtl: at each epsilon; with the default the verdict and rounds. pmtl joins always. Panels
   declare their rows per client, which are public there: so many years (`data.rows_per_client`).
-- spline: the default with `--basis spline`, at epsilons 1 and 4, for at most 10 columns.
 - mixed: pfeb without privacy. gbm: scikit-learn's boosted trees on all rows together, for
-  regression with an offset per client (its mean residual, shrunk by n / (n + 1)).
+  regression with an offset per client (its mean residual, shrunk by n / (n + 1)); left out without
+  scikit-learn.
 
 Regression: squared errors over those around the mean of all test outcomes. Classes: share of test
 rows that are wrong. `harm` is the error of the default over that of local, less 1. `--quick` takes
 one seed, epsilons 1 and 4, and small sets: some minutes. `--before` names the study.csv of an
 earlier version; its defaults are shown as "before". A finished cell is a line of study.csv; a study
-that was interrupted goes on from there. FOLDER gets study.csv and study.md.
+that was interrupted, or that stops after `--seconds`, goes on from there. Cells are in the order of
+the sets, one seed after the other, those of wide sets and many classes last. FOLDER gets study.csv
+and study.md.
 """
 
 import argparse
 import csv
+import importlib.util
 import math
+import multiprocessing
+import os
 import sys
 import time
 from collections import defaultdict
@@ -34,9 +39,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-from coterie.data.effects import Effects
 from coterie.data.federated import DataError
 from coterie.data.synthetic import MIXED, mixed
 from coterie.engine.simulate import simulate
@@ -47,17 +50,19 @@ from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.planning.plan import Plan, Privacy
 from coterie.planning.rules import advice_for, heed_verdict, resolve
-from local import CLASSES, HERE, parts
+from local import HERE, parts
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "methods" / "study"
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 SEEDS = 5
-SETS = (*HERE, *(name for name in CLASSES if name != "har"), *(f"mixed:{kind}" for kind in MIXED))
+LONG = ("femnist", "mixed:wide", "mixed:skewed_classes")
+"""Sets whose cells take minutes: they come last."""
+_SHORT = (*HERE, "landmine", "heart", "har_lite", "digits", *(f"mixed:{kind}" for kind in MIXED))
+SETS = (*(name for name in _SHORT if name not in LONG), *LONG)
 QUICK = ("exam", "crime4", "landmine", *(f"mixed:{kind}" for kind in MIXED))
 QUICK_CLIENTS = 120
 YEARS = {"mathpnl": 5, "districts": 5, "wagepan": 6, "airfare": 3, "crime4": 5}
 """Training rows of every client of a panel."""
-CURVED, CURVED_AT = 10, (1.0, 4.0)  # columns and epsilons of splines
 MOST = 105  # clients of a classification federation
 FIELDS = ("set", "seed", "method", "epsilon", "error", "spent", "verdict", "rounds", "seconds")
 
@@ -79,14 +84,6 @@ def planned(method, epsilon, seed, spec, rows=None):
     return heed_verdict(asked, resolved, spec)
 
 
-def parts_of(method, train, test):
-    """Return the rows that a method takes: with splines by rule, or as they are."""
-    if method != "spline":
-        return train, test
-    effects = Effects(basis="spline")
-    return effects.expand(train), effects.expand(test)
-
-
 def trained(plan, train, test):
     """Return the error of a plan's models on the test rows."""
     found = evaluate(plan.method.model, simulate(plan, train).rows, test)
@@ -95,6 +92,8 @@ def trained(plan, train, test):
 
 def boosted(train, test, seed):
     """Return the error of boosted trees on all rows together."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
     x, y = train.features.flatten(1).numpy(), train.targets.numpy()
     fresh, truth = test.features.flatten(1).numpy(), test.targets.numpy()
     if train.spec.task != "regression":
@@ -108,46 +107,50 @@ def boosted(train, test, seed):
     return float(np.mean((truth - guess) ** 2) / np.var(truth))
 
 
-def measure(name, seed, epsilons, quick):
-    """Return the lines of one set and seed."""
-    train, test = rows_of(name, seed, quick)
-    spec, lines = train.spec, []
+METHODS = {"local": Local(), "mixed": PFEB(), "default": Auto(), "pmtl": PMTL()}
 
-    def add(method, epsilon, error, plan=None, begun=0.0):
-        known = None if plan is None or method == "spline" else plan
-        advice = None if known is None else advice_for(known, spec)
-        lines.append(
-            {
-                "set": name,
-                "seed": seed,
-                "method": method,
-                "epsilon": epsilon,
-                "error": f"{error:.5f}",
-                "spent": "" if plan is None else f"{plan.guarantee(spec.clients).epsilon:.4g}",
-                "verdict": "" if advice is None else advice.verdict,
-                "rounds": "" if plan is None else plan.rounds,
-                "seconds": f"{time.perf_counter() - begun:.1f}",
-            }
-        )
 
-    cells = [("local", Local(), math.inf), ("mixed", PFEB(), math.inf)]
-    for epsilon in epsilons:
-        cells += [("default", Auto(), epsilon), ("pmtl", PMTL(), epsilon)]
-    if len(spec.shape) == 1 and spec.features <= CURVED:
-        cells += [("spline", Auto(), epsilon) for epsilon in epsilons if epsilon in CURVED_AT]
-    for method, how, epsilon in cells:
-        begun = time.perf_counter()
-        here = parts_of(method, train, test)
-        try:
-            plan = planned(how, epsilon, seed, here[0].spec, YEARS.get(name))
-            add(method, epsilon, trained(plan, *here), plan, begun)
-        except ValueError as error:
-            print(f"{name} {method}: {error}", file=sys.stderr)
+def cells_of(epsilons):
+    """Return methods and epsilons, those first without which others say little."""
+    cells = [("local", math.inf), *(("default", epsilon) for epsilon in epsilons)]
+    boosted = [("gbm", math.inf)] if importlib.util.find_spec("sklearn") is not None else []
+    return [*cells, ("mixed", math.inf), *boosted, *(("pmtl", epsilon) for epsilon in epsilons)]
+
+
+def measure(name, seed, method, epsilon, quick):
+    """Return the line of a cell; None where the method cannot work there."""
     begun = time.perf_counter()
-    labels = spec.outputs if spec.task == "multiclass" else 1
-    if spec.features * labels <= 1000:
-        add("gbm", math.inf, boosted(train, test, seed), None, begun)
-    return lines
+    train, test = rows_of(name, seed, quick)
+    line = {"set": name, "seed": seed, "method": method, "epsilon": epsilon, "spent": ""}
+    try:
+        if method == "gbm":
+            error = boosted(train, test, seed) if small(train.spec) else None
+        else:
+            plan = planned(METHODS[method], epsilon, seed, train.spec, YEARS.get(name))
+            error, advice = trained(plan, train, test), advice_for(plan, train.spec)
+            line["spent"] = f"{plan.guarantee(train.spec.clients).epsilon:.4g}"
+            line["verdict"] = "" if advice is None else advice.verdict
+            line["rounds"] = plan.rounds
+    except ValueError as told:
+        print(f"{name} {method}: {told}", file=sys.stderr)
+        return None
+    seconds = time.perf_counter() - begun
+    return None if error is None else line | {"error": f"{error:.5f}", "seconds": f"{seconds:.1f}"}
+
+
+def small(spec):
+    """Return whether boosted trees take seconds."""
+    return spec.features * (spec.outputs if spec.task == "multiclass" else 1) <= 1000
+
+
+def whole(lines):
+    """Return the lines of the seeds that have local training and the default at every epsilon."""
+    epsilons = {line["epsilon"] for line in lines if line["method"] == "default"}
+    found = defaultdict(set)
+    for line in lines:
+        if line["method"] in ("local", "default"):
+            found[line["set"], line["seed"]].add((line["method"], line["epsilon"]))
+    return [one for one in lines if len(found[one["set"], one["seed"]]) == 1 + len(epsilons)]
 
 
 def table(lines, before=()):
@@ -182,9 +185,8 @@ def table(lines, before=()):
                 "local": f"{local:.3f}",
                 "before": f"{np.mean(earlier):.3f}" if earlier else "",
                 "default": f"{now:.3f}",
-                "spline": shown(mean(name, "spline", epsilon)),
-                "pmtl": f"{mean(name, 'pmtl', epsilon):.3f}",
-                "mixed": f"{mean(name, 'mixed', math.inf):.3f}",
+                "pmtl": shown(mean(name, "pmtl", epsilon)),
+                "mixed": shown(mean(name, "mixed", math.inf)),
                 "gbm": shown(mean(name, "gbm", math.inf)),
                 "best without privacy": f"{free:.3f}",
                 "harm": f"{100 * (now / local - 1):+.1f} %",
@@ -193,24 +195,25 @@ def table(lines, before=()):
     return rows
 
 
-def by_set(lines):
+def by_set(lines, before=()):
     """Return a row per set: errors at all epsilons, the verdicts, and the largest harm."""
-    rows, marks = table(lines), {"join": "", "small gain": "~", "learn alone": "="}
+    rows, marks = table(lines, before), {"join": "", "small gain": "~", "learn alone": "="}
     seeds = defaultdict(set)
     for line in lines:
-        seeds[line["set"]].add(line["seed"])
+        if line["method"] == "default":
+            seeds[line["set"]].add(line["seed"])
     found = []
     for name in dict.fromkeys(row["set"] for row in rows):
         own = sorted((row for row in rows if row["set"] == name), key=lambda r: float(r["epsilon"]))
         told = [row["default"] + marks.get(row["verdict"], "") for row in own]
-        spline = next((row["spline"] for row in own if row["spline"]), "")
+        before = next((row["before"] for row in own if row["epsilon"] == "1"), "")
         found.append(
             {
                 "set": name.removeprefix("mixed:"),
                 "seeds": str(len(seeds[name])),
                 "local": own[0]["local"],
                 f"default at {'/'.join(row['epsilon'] for row in own)}": " / ".join(told),
-                "spline": spline,
+                "before at 1": before,
                 "pmtl": f"{own[0]['pmtl']} to {own[-1]['pmtl']}",
                 "mixed": own[0]["mixed"],
                 "gbm": own[0]["gbm"],
@@ -237,6 +240,53 @@ def read(path):
         return list(csv.DictReader(file))
 
 
+def wanted(sets, seeds, epsilons, done):
+    """Return the cells that are missing, in the order in which they are measured."""
+    found = [
+        (one, seed, *cell) for seed in range(seeds) for cell in cells_of(epsilons) for one in sets
+    ]
+    late = {cell: (cell[0] in LONG) * (1 + (cell[2] == "mixed")) for cell in found}
+    return [cell for cell in sorted(found, key=late.__getitem__) if cell not in done]
+
+
+def key(line):
+    return line["set"], int(line["seed"]), line["method"], float(line["epsilon"])
+
+
+def keep(path, line):
+    """Append a line to a table."""
+    fresh = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, restval="", lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        writer.writerow(line)
+
+
+def run(cells, jobs, seconds, quick, path):
+    """Measure cells until the time is over, and keep each."""
+    begun = time.monotonic()
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=fresh) as pool:
+        waiting = {pool.submit(measure, *cell, quick): cell for cell in cells}
+        try:
+            for job in as_completed(waiting, timeout=seconds):
+                cell = waiting[job]
+                try:
+                    line = job.result()
+                except DataError as told:
+                    print(f"{cell[0]}: left out: {told}", file=sys.stderr)
+                    continue
+                if line is not None:
+                    keep(path, line)
+                    took = time.monotonic() - begun
+                    print(f"{took:.0f} s {cell} {line['error']}", file=sys.stderr, flush=True)
+        except TimeoutError:
+            for one in pool._processes.values():
+                one.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sets", nargs="*")
@@ -246,35 +296,22 @@ def main(argv=None):
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float)
     asked = parser.parse_args(argv)
     quick = asked.quick
+    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ.setdefault(name, "1")  # of the processes that are begun
     sets = asked.sets or (QUICK if quick else SETS)
     epsilons = asked.epsilon or ((1.0, 4.0) if quick else EPSILONS)
     seeds = asked.seeds or (1 if quick else SEEDS)
     out = asked.out or (Path("study-quick") if quick else OUT)
     out.mkdir(parents=True, exist_ok=True)
     path = out / "study.csv"
-    lines = read(path) if path.exists() else []
-    done = {(line["set"], int(line["seed"])) for line in lines}
-    wanted = [(one, seed) for seed in range(seeds) for one in sets if (one, seed) not in done]
-    with ProcessPoolExecutor(asked.jobs) as pool:
-        jobs = {pool.submit(measure, one, seed, epsilons, quick): one for one, seed in wanted}
-        for job in as_completed(jobs):
-            try:
-                found = job.result()
-            except DataError as error:
-                print(f"{jobs[job]}: left out: {error}", file=sys.stderr)
-                continue
-            fresh = not path.exists()
-            with path.open("a", newline="") as file:
-                writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-                if fresh:
-                    writer.writeheader()
-                writer.writerows(found)
-            lines += found
-            print(f"{found[0]['set']} seed {found[0]['seed']}", file=sys.stderr, flush=True)
+    done = {key(line) for line in read(path)} if path.exists() else set()
+    run(wanted(sets, seeds, epsilons, done), asked.jobs, asked.seconds, quick, path)
+    lines = whole(read(path))
     rows = markdown(table(lines, read(asked.before) if asked.before else ()))
-    short = markdown(by_set(lines))
+    short = markdown(by_set(lines, read(asked.before) if asked.before else ()))
     (out / "study.md").write_text(f"{short}\n{rows}")
     print(short)
 

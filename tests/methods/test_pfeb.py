@@ -366,7 +366,7 @@ def test_noisy_steps_by_hand(epsilon):
     plan = plan_for(
         data.spec,
         Privacy(epsilon=epsilon),
-        method=PFEB(gls=False),
+        method=PFEB(gls=False, curves=0),
         rounds=6,
         simulation_seed=3,
         sampler=Poisson(20.0),

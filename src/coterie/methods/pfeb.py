@@ -153,6 +153,7 @@ _MOST_SHARE, _MOST_NEED = 0.375, 0.7  # of the budget
 _STRUCTURED = (4, 32)  # random effects
 _EXACT_GLS = 64  # weights up to which a fit without privacy takes whole curvatures
 _START, _START_CLASSES = 0.2, 1.0  # variances of weights
+_START_LABELS = 4.0  # of biases of several classes: how frequent each is differs most
 _LEAST = 1e-10  # a variance that is as good as none
 _DOUBTED = 0.1  # variance of a logarithm from which clients average over it
 _WIDTHS = torch.arange(-2.0, 4.0, dtype=torch.float64)  # of the proximal terms that they average
@@ -175,7 +176,7 @@ class PFEB(Method):
         learn: Whether the variances of the prior are learned; else they stay at `variance` (and a
             residual variance of 0.5), and only the mean is released.
         variance: The prior variance to start from, of weights in units of scaled features; None for
-            0.2, of classes 1.
+            0.2, of classes 1, and 4 of the biases of several classes.
         momentum: The most momentum of the shared mean; 0 for none.
         residual: Whether a residual variance is released; None for outcomes of regression.
         gls: Release curvatures too, see the module's docstring; None for the rule (at most 5
@@ -193,9 +194,9 @@ class PFEB(Method):
             (Huber 1964), for outliers and heavy tails, such as 2; regression only. None for none.
         guard: A client averages its posterior with fits of its own (those of `local`), weighted by
             the likelihood of its own rows left out, with odds of 7 to 1 for the former: insurance
-            against a shared model that is mostly noise. None for the rule: classes, and where
-            fewer rows per client than weights are declared and the verdict is not to join. (Rows
-            are never counted.) Without privacy it is off.
+            against a shared model that is mostly noise. None for the rule: classes, where less than
+            ten rounds are affordable, and where fewer rows per client than weights are declared and
+            the verdict is not to join. (Rows are never counted.) Without privacy it is off.
         shared: "all" weights, or a "slice" of a head on public features.
         directions: How many of the first features are in the slice.
     """
@@ -363,6 +364,8 @@ class PFEB(Method):
         usual = _START if spec.task == "regression" else _START_CLASSES
         start = usual if self.variance is None else self.variance
         variances = slice_variances(spec, self._bias, directions, start)
+        if self.variance is None and self._bias and spec.task == "multiclass":
+            variances[:, -1] = _START_LABELS
         random = self._random(spec)
         fixed = {} if random is None else {"random": random.double().expand_as(variances).clone()}
         if self.structure:
@@ -1014,7 +1017,7 @@ def _merged(
         copy = second[place : place + leaf.numel()] * unit
         place += leaf.numel()
         own, other = far[block.name] ** 2, (noise * unit) ** 2
-        share = other / (own + other) if own + other > 0 else 0.5
+        share = other / (own + other) if own + other > 0 else 1.0  # copies are clipped
         means[block.name] = share * leaf + (1 - share) * copy
         far[block.name] = math.sqrt(own * share)
 
