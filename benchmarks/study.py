@@ -113,8 +113,16 @@ METHODS = {"local": Local(), "mixed": PFEB(), "default": Auto(), "pmtl": PMTL()}
 def cells_of(epsilons):
     """Return methods and epsilons, those first without which others say little."""
     cells = [("local", math.inf), *(("default", epsilon) for epsilon in epsilons)]
-    boosted = [("gbm", math.inf)] if importlib.util.find_spec("sklearn") is not None else []
-    return [*cells, ("mixed", math.inf), *boosted, *(("pmtl", epsilon) for epsilon in epsilons)]
+    trees = [("gbm", math.inf)] if has_trees() else []
+    return [*cells, ("mixed", math.inf), *trees, *(("pmtl", epsilon) for epsilon in epsilons)]
+
+
+def has_trees():
+    """Return whether scikit-learn is there."""
+    try:
+        return importlib.util.find_spec("sklearn.ensemble") is not None
+    except ImportError:
+        return False
 
 
 def measure(name, seed, method, epsilon, quick):
@@ -309,7 +317,9 @@ def main(argv=None):
     path = out / "study.csv"
     done = {key(line) for line in read(path)} if path.exists() else set()
     run(wanted(sets, seeds, epsilons, done), asked.jobs, asked.seconds, quick, path)
-    lines = whole(read(path))
+    lines = whole(read(path) if path.exists() else [])
+    if not lines:
+        raise SystemExit("no seed of a set is complete: give more --seconds")
     rows = markdown(table(lines, read(asked.before) if asked.before else ()))
     short = markdown(by_set(lines, read(asked.before) if asked.before else ()))
     (out / "study.md").write_text(f"{short}\n{rows}")
