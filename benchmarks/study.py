@@ -158,7 +158,8 @@ def whole(lines):
     for line in lines:
         if line["method"] in ("local", "default"):
             found[line["set"], line["seed"]].add((line["method"], line["epsilon"]))
-    return [one for one in lines if len(found[one["set"], one["seed"]]) == 1 + len(epsilons)]
+    complete = {of for of, cells in found.items() if len(cells) == 1 + len(epsilons) > 1}
+    return [one for one in lines if (one["set"], one["seed"]) in complete]
 
 
 def table(lines, before=()):

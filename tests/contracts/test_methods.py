@@ -84,6 +84,7 @@ VARIANTS = {
     "pfeb gls": ("pfeb", {"gls": True}),
     "pfeb fixed": ("pfeb", {"learn": False, "momentum": 0.0}),
     "pfeb structure": ("pfeb", {"structure": 1.0}),
+    "pfeb curves": ("pfeb", {"curves": 2}),
     "pfeb guard": ("pfeb", {"guard": True}),
     "pfeb huber": ("pfeb", {"huber": 1.0}),
     "pfeb slice": ("pfeb", {"shared": "slice", "directions": 2}),

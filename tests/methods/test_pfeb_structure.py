@@ -43,10 +43,11 @@ def test_what_is_not_there_is_dropped():
     for seed in range(3):
         data = synthetic("mean", clients=600, rows=16, features=7, spread=0.5, seed=seed).data
         train, test = data.split(0.5, seed)
-        outcome = run(PFEB(), train, ONE, seed)
+        outcome = run(PFEB(curves=0), train, ONE, seed)
         assert float(outcome.shared["searching"]) == 0
         assert torch.equal(outcome.shared["mixing"], torch.eye(8, dtype=torch.float64))
-        lost.append(error(outcome, test) - error(run(PFEB(structure=0), train, ONE, seed), test))
+        plain = run(PFEB(structure=0, curves=0), train, ONE, seed)
+        lost.append(error(outcome, test) - error(plain, test))
     assert np.mean(lost) < 0.003
 
 
@@ -62,7 +63,7 @@ def test_by_rule_there_is_none_where_it_could_not_be_shown(clients, features, ep
 
 def test_the_share_is_paid_by_all_blocks():
     data = synthetic("mean", clients=600, rows=5, features=10).data
-    plan = plan_for(data.spec, ONE, method=PFEB())
+    plan = plan_for(data.spec, ONE, method=PFEB(curves=0))
     shares = {block.name: block.share for block in plan.method.clipping(1, 1).blocks}
     assert math.fsum(shares.values()) == pytest.approx(1)
     assert shares["second"] / shares["mean"] == pytest.approx(plan.method.structure)

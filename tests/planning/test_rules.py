@@ -253,7 +253,7 @@ def test_the_verdict_says_nothing_that_the_relative_error_denies():
         "model shares 10: enough budget for 44 rounds."
     )
     numbers = settled.method.rounds(SPEC).dimension
-    assert numbers == advice.parameters == 10 and size(settled.method.contribution(SPEC)) == 76
+    assert numbers == advice.parameters == 10 and size(settled.method.contribution(SPEC)) == 148
 
 
 # --- concrete plans ------------------------------------------------------------------------------

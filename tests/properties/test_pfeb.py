@@ -29,6 +29,8 @@ CASES = [
     ("regression", {"gls": True}),
     ("regression", {"structure": 1.0}),
     ("regression", {"structure": 0.5, "personal": (0, 2)}),
+    ("regression", {"curves": 2}),
+    ("regression", {"curves": 2, "structure": 1.0}),
     ("binary", {"structure": 1.0}),
     ("regression", {"learn": False}),
     ("regression", {"personal": (0, 2)}),
@@ -93,6 +95,11 @@ def law_of(draw, method, spec):
         mixing = torch.from_numpy(rng.standard_normal((shape[1], shape[1])))
         far["mixing"] = mixing / mixing.norm(dim=1, keepdim=True)
         far["searching"] = torch.full((1,), float(draw(st.booleans())), dtype=torch.float64)
+    if "curves" in shared:  # a search before, in and after it, and curves of any size
+        far["bending"] = torch.full((1,), float(draw(st.integers(0, 2))), dtype=torch.float64)
+        far["posts"] = torch.full((1,), float(draw(st.integers(0, 4))), dtype=torch.float64)
+        size = shared["curves"].numel()
+        far["curves"] = torch.from_numpy(rng.standard_normal(size) * 10.0 ** rng.integers(-2, 3))
     return {**shared, **far, "variances": torch.from_numpy(variances)}
 
 
