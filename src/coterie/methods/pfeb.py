@@ -66,8 +66,9 @@ releases. Eigenvalues beyond the edge of what noise and the sampling of clients 
 1955) are shrunk as is best for a matrix in such noise (Gavish and Donoho 2017) and change C; all
 others count as 0. Once that edge is below 0.55, correlations whose largest eigenvalue is below 1.5
 are dropped (below 2.2 once it is below 0.4), C = I, and from then on the block carries mean, spread
-and residual a second time, each within its share. So a federation without structure loses what finding out took. What a block
-carries is decided by earlier releases alone, and its bound holds for anything that it carries.
+and residual a second time, each within its share. So a federation without structure loses what
+finding out took. What a block carries is decided by earlier releases alone, and its bound holds for
+anything that it carries.
 
 Curves: with at most 10 columns, where the budget can show it, a block searches for common curves
 of the columns beside the linear models (`methods.curves`, model `Additive`). They are used if they
