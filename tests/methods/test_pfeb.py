@@ -980,7 +980,7 @@ def test_the_guard_is_on_where_few_rows_are_declared_and_the_gain_is_small():
     assert guarded(1.0, 5) is True and guarded(1.0, 5, guard=False) is False
     assert guarded(1.0, None) and guarded(1.0, 12), "less than ten rounds are affordable"
     assert [guarded(2.0, None), guarded(2.0, 12), guarded(8.0, 5)] == [False] * 3
-    assert guarded(2.0, 5)
+    assert guarded(2.0, 3)
     spec = Spec((11,), 1, "binary", 90)
     assert [guarded(1.0, None), guarded(math.inf, None), guarded(1.0, None, guard=False)] == [
         True, False, False

@@ -65,10 +65,9 @@ log-likelihood in the prior's covariance, 0 on average where C is right. The ser
 releases. Eigenvalues beyond the edge of what noise and the sampling of clients can make (Wigner
 1955) are shrunk as is best for a matrix in such noise (Gavish and Donoho 2017) and change C; all
 others count as 0. Once that edge is below 0.55, correlations whose largest eigenvalue is below 1.5
-are dropped (below 2.2 once it is below 0.4), C = I, and from then on the block carries mean, spread
-and residual a second time, each within its share. So a federation without structure loses what
-finding out took. What a block carries is decided by earlier releases alone, and its bound holds for
-anything that it carries.
+are dropped, C = I, and from then on the block carries mean, spread and residual a second time,
+each within its share. So a federation without structure loses what finding out took. What a block
+carries is decided by earlier releases alone, and its bound holds for anything that it carries.
 
 Curves: with at most 10 columns, where the budget can show it, a block searches for common curves
 of the columns beside the linear models (`methods.curves`, model `Additive`). They are used if they
@@ -148,9 +147,7 @@ _SHARES = {"mean": 0.6, "spread": 0.3, "residual": 0.1}  # of mu^2
 _GLS_SHARES = {"mean": 0.45, "spread": 0.2, "residual": 0.1, "curvature": 0.25}
 _STRUCTURE = 1.0  # of the second moment, times sqrt(q)
 _WAIT = 2.0  # rounds until the mean has arrived: around one from afar, all effects look alike
-_ACT = 1.0  # noise to act at
-_KEPT = {0.55: 1.5, 0.4: 2.2}  # noise to decide at, and the eigenvalue that is kept then
-_EDGE = max(_KEPT)
+_ACT, _EDGE, _KEPT = 1.0, 0.55, 1.5  # noise to act at, noise to decide at, and what is kept then
 _LONGER = 5.0  # steps of the structure: clips and few rows show about a fifth of what is missing
 _MOST_SHARE, _MOST_NEED = 0.375, 0.7  # of the budget
 _STRUCTURED = (4, 32)  # random effects
@@ -852,7 +849,7 @@ class Structure:
         moved = replace(self, evidence=evidence, seen=seen)
         moved = moved.moved(edge) if noise < _ACT else moved
         largest = float(torch.linalg.eigvalsh(moved.mixing @ moved.mixing.mT)[-1])
-        if any(noise < at and largest < kept for at, kept in _KEPT.items()):
+        if noise < _EDGE and largest < _KEPT:
             return _unstructured(len(self.random)) | {"searching": _one(0.0)}
         return moved.state()
 
