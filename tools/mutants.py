@@ -813,6 +813,13 @@ MUTANTS = (
         "tests/data/test_effects.py",
     ),
     Mutant(
+        "curves: columns scaled by the rows at hand",
+        "methods/curves.py",
+        "    wide = torch.cat([x, design(x)], dim=1)\n",
+        "    wide = torch.cat([x, design(x / x.abs().amax())], dim=1)\n",
+        "tests/methods/test_curves.py",
+    ),
+    Mutant(
         "medians of all clients fill gaps",
         "data/federated.py",
         "            fills[client, known] = np.nanmedian(own, axis=0)\n",
