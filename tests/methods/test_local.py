@@ -62,28 +62,28 @@ def left_out(x, y, penalty):
     return np.array(errors)
 
 
-def freer(x, share):
-    """Scale the column of the bias, so that a penalty on its weight counts `share` of it."""
-    return x / np.append(np.ones(x.shape[1] - 1), math.sqrt(share))
+# Penalties of the weights and of the bias, and minus the log of their weight.
+GRID = [(lam, lam, 0.5 * (math.log(lam / 0.1) / 0.75) ** 2) for lam in LAMS] + [
+    (lam, 0.01, 1.5 + 0.5 * (math.log(lam) / 1.25) ** 2) for lam in (0.03, 0.1, 0.3, 1, 3, 10, 30)
+]
 
 
-GRID = [(share, lam) for share in (1.0, 0.03) for lam in LAMS]
+def freer(x, lam, bias):
+    """Scale the column of the bias, so that a penalty lam on its weight counts as `bias`."""
+    return x / np.append(np.ones(x.shape[1] - 1), math.sqrt(bias / lam))
 
 
 def grid_fits(x, y, rows):
-    """Fit by every penalty of the grid: of the weights lam, of the bias lam or .03 lam."""
-    units = np.append(np.ones(x.shape[1] - 1), 1.0)
+    """Fit by every penalty of the grid."""
     found = []
-    for share, lam in GRID:
-        units[-1] = 1 / math.sqrt(share)
-        found.append(ridge(freer(x, share), y, lam * rows) * units)
+    for lam, bias, _ in GRID:
+        units = np.append(np.ones(x.shape[1] - 1), 1 / math.sqrt(bias / lam))
+        found.append(ridge(freer(x, lam, bias), y, lam * rows) * units)
     return found
 
 
 def averaged(found, scores):
-    lams = np.array([lam for _, lam in GRID])
-    scores = np.asarray(scores) - 0.5 * (np.log(lams / 0.1) / 0.75) ** 2
-    scores = scores - 0.5 * np.array([share < 1 for share, _ in GRID])
+    scores = np.asarray(scores) - np.array([guess for _, _, guess in GRID])
     shares = np.exp(scores - scores.max())
     return (shares[:, None] * np.array(found)).sum(axis=0) / shares.sum()
 
@@ -96,7 +96,7 @@ def test_own_choice_is_an_average_of_ridge_fits_by_leave_one_out():
         n = len(y)
         # Of a lam beside the mean, the row that is left out does not change the penalty.
         fits = grid_fits(x, y, n)
-        errors = [left_out(freer(x, share), y, lam * n) for share, lam in GRID]
+        errors = [left_out(freer(x, lam, bias), y, lam * n) for lam, bias, _ in GRID]
         scores = [-0.5 * n * np.log(found.mean()) for found in errors]
         np.testing.assert_allclose(flat(outcome, client), averaged(fits, scores), atol=1e-5)
 
@@ -108,7 +108,7 @@ def test_of_many_rows_the_rows_decide_and_of_one_the_public_guess():
         x, y = rows_of(data, client)
         fits = grid_fits(x, y, 1)
         # The one row's squared error left out is y^2, whatever the penalty.
-        np.testing.assert_allclose(flat(outcome, client), averaged(fits, np.zeros(18)), atol=1e-5)
+        np.testing.assert_allclose(flat(outcome, client), averaged(fits, np.zeros(len(GRID))), atol=1e-5)
     data = made(rows=(400, 400), clients=3, noise=0.1)
     outcome = fit(Local(), data)
     for client in range(3):

@@ -940,11 +940,11 @@ def test_the_guard_averages_joined_and_own_fits_by_rows_left_out():
     shared = method.init(data.spec, Rng.seeded(0))
     shared["mean"] = torch.tensor([[0.5, -0.3, 0.2]], dtype=torch.float64)
     found = models(method, shared, data)
-    lams = np.array(LAMS)
-    grid = [
-        (lam * 9, lam * 9 * share, more) for share, more in ((1, 0), (0.03, 0.5)) for lam in lams
+    grid = [(lam * 9, lam * 9, 0.5 * (np.log(lam / 0.1) / 0.75) ** 2) for lam in LAMS] + [
+        (lam * 9, 0.09, 1.5 + 0.5 * (np.log(lam) / 1.25) ** 2)
+        for lam in (0.03, 0.1, 0.3, 1, 3, 10, 30)
     ]
-    usual = [more + 0.5 * (np.log(w / 9 / 0.1) / 0.75) ** 2 for w, _, more in grid]
+    usual = [more for _, _, more in grid]
     for client in range(3):
         x, y = parts(data)[client]
 

@@ -38,8 +38,9 @@ from coterie.solvers.structured import OwnUnits
 
 LAMS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _REGRESSION, _CLASSES = (0.1, 0.75), (0.03, 1.5)  # the usual lam, its width in log lam
-# Regression: lam of a bias by that of the weights, and minus the log of its weight.
-_BIASES = ((1.0, 0.0), (0.03, 0.5))
+# Regression: fits near the client's own mean. The lam of the bias, the grid, the usual lam and its
+# width, and minus the log of their weight.
+_OWN_MEAN = (0.01, (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0), (1.0, 1.25), 1.5)
 _USUAL_LAM = 0.01  # of linear classifiers without an own choice
 _WIDE, _WIDE_FITS = 64, 256  # features, and features times outputs, of narrow models
 _MOST_WORK = 1 << 31  # multiplications of the Hessians of a client's fit: some seconds
@@ -75,7 +76,8 @@ class Local(Silent):
     model selection"): exp(-sum of losses left out) for classes, (mean square left out)^(-n/2) for
     regression. With many rows L decides. With few rows the public guess decides: usual = 0.1 and
     width = 0.75 for regression, 0.03 and 1.5 for classes. In regression the grid also has fits
-    whose bias has a penalty of 0.03 lam, with weights times exp(-1/2).
+    near the client's own mean: the penalty of their bias is 0.01 whatever lam (usual = 1, width =
+    1.25), with weights times exp(-3/2).
 
     Models of more than 64 features, or 256 features times outputs, are solved in the smaller of
     rows and columns (`solvers.paths`), and lam is in units of the client's mean squared row norm s:
@@ -155,21 +157,24 @@ def own_choice(clients: Clients, model: Model) -> Tree:
 
 def ridge_path(model: Model, spec: Spec) -> tuple[list[Prior], Tensor]:
     """Return the priors of local training, and minus the logarithms of their weights."""
-    usual, width = _REGRESSION if spec.task == "regression" else _CLASSES
-    pairs = [(*at, lam) for at in _BIASES for lam in LAMS]
-    if spec.task != "regression" or not has_bias(model):
-        pairs = pairs[: len(LAMS)]
-    priors = [_freer(ridge_prior(model, spec, lam), share) for share, _, lam in pairs]
-    guess = [more + 0.5 * (math.log(lam / usual) / width) ** 2 for _, more, lam in pairs]
+    own = _REGRESSION if spec.task == "regression" else _CLASSES
+    priors = [ridge_prior(model, spec, lam) for lam in LAMS]
+    guess = _unlikely(LAMS, *own)
+    if spec.task == "regression" and has_bias(model):
+        lam_of_bias, lams, near, more = _OWN_MEAN
+        priors += [_with_bias(ridge_prior(model, spec, lam), lam_of_bias) for lam in lams]
+        guess += [more + one for one in _unlikely(lams, *near)]
     return priors, torch.tensor(guess)
 
 
-def _freer(prior: Prior, share: float) -> Prior:
-    """Return the prior with a weaker penalty on the bias."""
-    if share == 1:
-        return prior
+def _unlikely(lams: Sequence[float], usual: float, width: float) -> list[float]:
+    return [0.5 * (math.log(lam / usual) / width) ** 2 for lam in lams]
+
+
+def _with_bias(prior: Prior, lam: float) -> Prior:
+    """Return the prior with another penalty on the bias."""
     variances = prior.variances.clone()
-    variances[:, -1] /= share
+    variances[:, -1] = 1 / lam
     return replace(prior, variances=variances)
 
 
