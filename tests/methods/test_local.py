@@ -108,7 +108,8 @@ def test_of_many_rows_the_rows_decide_and_of_one_the_public_guess():
         x, y = rows_of(data, client)
         fits = grid_fits(x, y, 1)
         # The one row's squared error left out is y^2, whatever the penalty.
-        np.testing.assert_allclose(flat(outcome, client), averaged(fits, np.zeros(len(GRID))), atol=1e-5)
+        expected = averaged(fits, np.zeros(len(GRID)))
+        np.testing.assert_allclose(flat(outcome, client), expected, atol=1e-5)
     data = made(rows=(400, 400), clients=3, noise=0.1)
     outcome = fit(Local(), data)
     for client in range(3):
