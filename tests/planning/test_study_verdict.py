@@ -1,6 +1,7 @@
 """The studies of verdict and utility: one small federation each, and what their tables count."""
 
 import importlib
+import math
 import sys
 from pathlib import Path
 
@@ -85,12 +86,20 @@ def test_from_how_many_clients_a_network_pays(programs, tmp_path):
     assert "| head | 1 | 0.410 | 0.420 | 0.430 | never here |" in scaling.table(found)
     scaling.draw(found, tmp_path)
     assert "image, epsilon 1" in (tmp_path / "scaling.svg").read_text()
+    scaling.draw_pays(found, tmp_path)
+    assert "clients until joining pays" in (tmp_path / "pays.svg").read_text()
+    assert scaling.crossing(found, "image", "head", 1.0) is None
+    between = scaling.crossing(found, "image", "pmtl", 1.0)  # ratios 1.025 and .75
+    assert between == pytest.approx(20 * 2 ** (math.log(1.025 / 0.99) / math.log(1.025 / 0.75)))
+    larger = scaling.means([*lines, cell("pmtl", 80, 0.1)])  # no local training of 80 clients
+    assert larger["image", "local", 0.0, 80] == 0.4
 
 
 def test_a_small_federation_of_the_network_study_is_measured_once(programs, tmp_path, capsys):
     scaling = importlib.import_module("scaling")
     given = ["image", "--clients", "6", "--epsilon", "8", "--seeds", "1", "--out", str(tmp_path)]
-    scaling.main([*given, "--methods", "pmtl", "head"])
+    given += ["--methods", "pmtl", "head"]
+    scaling.main(given)
     first = scaling.read(tmp_path / "scaling.csv")
     assert [one["method"] for one in first] == ["local linear", "local network", "pmtl", "head"]
     assert all(0 < float(one["error"]) < 1 for one in first)
