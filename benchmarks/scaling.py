@@ -308,6 +308,7 @@ def draw_pays(result, folder):
     epsilons = sorted({e for _, _, e, _ in result if 0 < e < math.inf})
     figure, axes = canvas(1, len(kinds), height=2.8)
     for kind, axis in zip(kinds, axes, strict=True):
+        axis.set_ylim(20, 40_000)  # a logarithmic axis without any point needs limits
         for method, colour in COLOURS.items():
             needed = [crossing(result, kind, method, epsilon) for epsilon in epsilons]
             shown = [math.nan if one is None else one for one in needed]
