@@ -19,6 +19,7 @@ Methods have their defaults, rounds and clip are by rule, and nothing is tuned o
   better of both by the test rows, which favours local training. Local training does not depend on
   the number of clients: above 1,000 (large: 100) it is that of so many.
 - dpfedmtl, pmtl, fedavg + finetuning: the network, joined whatever the verdict.
+- the same with ", adaptive": with a clip that follows the norms (not by default).
 - head: the mixed model (`pfeb`) on public features: splines of the columns, and products of two;
   of images, 16 random filters of 3 x 3, rectified and pooled.
 
@@ -44,6 +45,7 @@ from coterie.data.scaling import embed
 from coterie.data.synthetic import mixed
 from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
+from coterie.methods.adaptive import Adaptive
 from coterie.methods.baselines import Local
 from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
@@ -62,6 +64,7 @@ LOCAL_MOST = {"tabular": 1_000, "image": 1_000, "large": 100}
 FIELDS = ("kind", "clients", "seed", "method", "epsilon", "error", "rounds", "verdict", "seconds")
 KEYS = FIELDS[:5]
 LOCAL = ("local linear", "local network")
+ADAPTED = ", adaptive"
 ENOUGH = 0.99  # of the error of local training
 COLOURS = {
     "dpfedmtl": "#54a24b",
@@ -163,15 +166,19 @@ def federation(kind, clients, seed, featured=False):
 
 def method_of(kind, name):
     """Return the method of a cell."""
-    model = MODELS[kind]
-    return {
+    model, plain = MODELS[kind], name.removesuffix(ADAPTED)
+    if plain == "fedavg + finetuning":
+        base = method_of(kind, name.replace(" + finetuning", ""))
+        return Finetune(base=base)
+    found = {
         "local linear": Local(),
         "local network": Local(model=model),
         "dpfedmtl": DPFedMTL(model=model),
         "pmtl": PMTL(model=model),
-        "fedavg + finetuning": Finetune(base=FedAvg(model=model)),
+        "fedavg": FedAvg(model=model),
         "head": PFEB(model=Linear()),
-    }[name]
+    }[plain]
+    return found if plain == name else Adaptive(base=found)
 
 
 def cells(kind, clients, seed, epsilons, methods):
@@ -190,7 +197,9 @@ def measure(cell, device="cpu"):
     plan = plan_for(
         train.spec, Privacy(epsilon=cell.epsilon), method=method, simulation_seed=cell.seed
     )
-    outcome = simulate(plan, train, speed=Speed(device=device))
+    half = device != "cpu" and cell.kind == "large"  # products of steps only
+    speed = Speed(device=device, precision="bfloat16" if half else "float32")
+    outcome = simulate(plan, train, speed=speed)
     found = evaluate(plan.method.model, outcome.rows, test.to(device))
     advice = advice_for(plan, train.spec)
     return dict(zip(KEYS, cell, strict=True)) | {

@@ -36,6 +36,7 @@ from .estimators import check_pipeline as check_pipeline
 from .evaluation.predict import decision_function as decision_function
 from .evaluation.predict import predict as predict
 from .evaluation.score import evaluate as evaluate
+from .methods.adaptive import Adaptive as Adaptive
 from .methods.auto import Auto as Auto
 from .methods.base import Method as Method
 from .methods.base import register as register

@@ -55,6 +55,8 @@ VARIANTS = {
     "finetune mean dpfedmtl": ("finetune", {"base": DPFedMTL(), "how": "mean"}),
     "finetune kl dpfedmtl": ("finetune", {"base": DPFedMTL(), "how": "kl"}),
     "finetune ewc dpfedmtl": ("finetune", {"base": DPFedMTL(), "how": "ewc"}),
+    "adaptive pmtl": ("adaptive", {"base": PMTL(), "start": 0.05}),
+    "adaptive dpfedmtl": ("adaptive", {"base": DPFedMTL()}),
     "dpfedmtl alternate": ("dpfedmtl", {"alternate": True, "head_epochs": 2}),
     "dpfedmtl encoder": ("dpfedmtl", {"encoder": "head", "last_solve": False}),
     "ditto sgd": ("ditto", {"solver": "sgd"}),

@@ -29,6 +29,7 @@ from coterie.deploy.messages import Envelope, Message, RefusedError, peek, sign
 from coterie.deploy.site import SUM
 from coterie.engine.simulate import _Simulation, simulate
 from coterie.methods.base import Shape, registered
+from coterie.methods.dpfedmtl import DPFedMTL
 from coterie.methods.fedavg import FedAvg
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pmtl import PMTL
@@ -254,6 +255,7 @@ SAME = {
     "machines": (make_plan(method("mtlsvm")), DATA, 2),
     "sites of one": (make_plan(method("ditto"), FixedSize(2)), DATA, APART),
     "finetune kl": (make_plan(method("finetune", base=FedAvg(prox=0.1), how="kl"), FEW), DATA, 3),
+    "adaptive": (make_plan(method("adaptive", base=DPFedMTL(model=NETWORK.model)), FEW), DATA, 3),
     "ditto sgd": (make_plan(method("ditto", solver="sgd"), FEW), DATA, SITES),
     "related": (make_plan(method("related", change_from="start", solver="sgd"), FEW), DATA, SITES),
     "mpmtl steps": (make_plan(method("mpmtl", solver="steps", decompose=0.02), FEW), DATA, SITES),

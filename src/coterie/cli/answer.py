@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.account import make_sampler
-from coterie.cli.options import aligned, check_file
+from coterie.cli.options import ADAPTIVE, aligned, check_file
 from coterie.planning.advice import (
     CLIP,
     ERROR,
@@ -142,6 +142,7 @@ def _concrete_flags(arguments: argparse.Namespace) -> list[str]:
     given += ["method"] if arguments.method not in (None, "auto") else []
     given += ["model"] if arguments.model not in (None, "linear") else []
     given += ["set"] if arguments.set else []
+    given += ["clip"] if arguments.clip == ADAPTIVE else []
     # With --parameters the plan is one clipped sum; else the noise decides on the method.
     plain = arguments.noise in (None, "gaussian", *(_KNOWN_NOISE if arguments.parameters else ()))
     given += [] if plain else ["noise"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie.cli.budget import counted
 from coterie.cli.options import (
+    ADAPTIVE,
     BLOCK,
     EPSILONS,
     SET,
@@ -171,6 +172,11 @@ def _table(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(
             "--finetune belongs to one method: give it in [compare] methods, as {kind = "
             '"finetune", how = "mean", base = {kind = "fedavg"}}'
+        )
+    if arguments.clip == ADAPTIVE:
+        raise ValueError(
+            "--clip adaptive belongs to one method: give it in [compare] methods, as {kind = "
+            '"adaptive", base = {kind = "fedavg"}}'
         )
     if arguments.seeds is not None and arguments.repeats is not None:
         raise ValueError("--seeds and --repeats: give seeds for simulations, or repeats")

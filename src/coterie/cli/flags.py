@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coterie.cli.account import make_sampler
-from coterie.cli.options import NO_DATA, check_name, names
+from coterie.cli.options import ADAPTIVE, NO_DATA, check_name, names
 from coterie.core.config import ConfigError, assign, from_table, naming, read_toml, to_table
 from coterie.core.suggest import closest
 
@@ -104,6 +104,7 @@ def plan_table(arguments: argparse.Namespace) -> dict[str, Any]:
         table["baselines"] = list(dict.fromkeys(("local", *arguments.baselines)))
     _lay_settings(table, arguments.set)
     _lay_defaults(table)
+    _lay_adaptive(table, arguments)
     _lay_finetuning(table, arguments)
     return table
 
@@ -185,6 +186,7 @@ def _lay_flags(table: dict[str, Any], arguments: argparse.Namespace, section: st
     for flag, path in _PATHS.items():
         value: Any = getattr(arguments, flag, None)
         absent = value is None or (value is False and flag != "history")  # --no-history
+        absent = absent or (flag == "clip" and value == ADAPTIVE)  # that is a method, no number
         if path.startswith(section) and not absent:
             assign(table, path, _READ[flag](value) if flag in _READ else value)
     for text in arguments.levels:
@@ -215,7 +217,7 @@ def _classes(text: str) -> int | list[str]:
 
 
 def _check_tables(table: Mapping[str, Any]) -> None:
-    for name in ("data", "method", "privacy", "sampler", "speed", "finetune", "about"):
+    for name in ("data", "method", "privacy", "sampler", "speed", "adaptive", "finetune", "about"):
         if not isinstance(table.get(name, {}), dict):
             key = {"data": "name", "method": "kind", "sampler": "kind"}.get(name, "...")
             raise ConfigError(
@@ -268,6 +270,24 @@ def _lay_sampler(table: dict[str, Any], arguments: argparse.Namespace) -> None:
         arguments.cohort_visible or given.get("visible", False),
     )
     table["sampler"] = to_table(sampler)
+
+
+def _lay_adaptive(table: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Put adaptive clipping around the method; `adaptive.KEY` are its settings."""
+    given, asked = table.pop("adaptive", {}), getattr(arguments, "clip", None) == ADAPTIVE
+    outer = table["method"] if table["method"].get("kind") == "finetune" else table
+    place = "base" if outer is table["method"] else "method"
+    inner = outer.get(place, {"kind": "fedavg"})
+    if inner.get("kind") == "adaptive":
+        outer[place] = inner | given
+    elif asked:
+        outer[place] = {"kind": "adaptive", **given, "base": inner}
+    elif given:
+        raise ConfigError(
+            f"adaptive.{next(iter(given))} was set, but no clip is adaptive: give --clip adaptive"
+        )
+    if asked:
+        table["privacy"].pop("clip", None)
 
 
 def _lay_finetuning(table: dict[str, Any], arguments: argparse.Namespace) -> None:

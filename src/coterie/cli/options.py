@@ -65,7 +65,7 @@ def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str]) -> N
     Shapes are "--json" (a switch), "--out DIR", "--rounds N:int" (with a type), "--task {a,b}" (a
     choice) and "--set KEY=VALUE..." (may be repeated, as a choice may).
     """
-    types = {"int": int, "float": float, "share": share, "seeds": seeds, "": str}
+    types = {"int": int, "float": float, "share": share, "seeds": seeds, "clip": clip, "": str}
     for shape, text in flags.items():
         flag, _, value = shape.partition(" ")
         how: dict[str, Any] = {"help": text}
@@ -79,6 +79,11 @@ def add_flags(parser: argparse._ActionsContainer, flags: Mapping[str, str]) -> N
             how["metavar"], _, kind = value.partition(":")
             how["type"] = types[kind]
         parser.add_argument(*flag.split("/"), **how)
+
+
+def clip(text: str) -> float | str:
+    """Read a clip: a number, or "adaptive"."""
+    return text if text == ADAPTIVE else float(text)
 
 
 def add_offline(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +118,7 @@ TRACKING = {
 SET = {"--set KEY=VALUE...": "e.g. method.lam=0.3"}
 TRUST = {"--trust": "import and run the code that a run or model of others names (docs: Trust)"}
 JSON = {"--json": "print one JSON object"}
+ADAPTIVE = "adaptive"
 EPSILONS = "NUMBER[,NUMBER]"
 BLOCK = "number of clients that are computed together (default: by size)"
 
@@ -139,7 +145,8 @@ def add_plan(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
             "--noise-multiplier NUMBER:float": "instead of --epsilon",
             "--delta NUMBER:float": "default min(1e-5, 1/(10 clients))",
             "--noise KIND": noise,
-            "--clip NUMBER:float": "bound on a client's contribution (default: the method's)",
+            "--clip NUMBER:clip": "bound on a client's contribution (default: the method's), or "
+            "adaptive: it follows the norms, at a share of epsilon (--set adaptive.quantile=0.5)",
             "--rounds N:int": "default: as many as the budget affords",
             "--cohort NUMBER:float": "expected clients per round (default: all)",
             **VIEW,
@@ -453,7 +460,7 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
         if not value > 0:
             raise ValueError(f"--epsilon {value:g}: expected a positive number, or inf")
     for name in ("noise_multiplier", "clip", "cohort"):
-        if name in given and not 0 < given[name] < math.inf:
+        if name in given and given[name] != ADAPTIVE and not 0 < given[name] < math.inf:
             flag = f"--{name.replace('_', '-')} {given[name]:g}"
             raise ValueError(f"{flag}: expected a positive number")
     delta = given.get("delta")

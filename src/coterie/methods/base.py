@@ -287,6 +287,8 @@ class Silent(Method):
 
 def shared_leaves(method: Method, spec: Spec) -> tuple[str, ...]:
     """Return the leaves of the model that the shared model has; () if there is no shared model."""
+    while isinstance(inner := getattr(method, "base", None), Method):
+        method = inner  # methods around others have their shared model
     first = method.model.init(spec, Rng.seeded(0))
     if method.serving.whole:
         return tuple(first)

@@ -43,7 +43,7 @@ How = Literal["plain", "mean", "kl", "ewc"]
 C = TypeVar("C", bound=type[Method])
 
 
-def _like_its_base(cls: C) -> C:
+def like_its_base(cls: C) -> C:
     """Take every member of `Method` that the class does not define from `base`."""
     for name in ("model", *(name for name in vars(Method) if not name.startswith("_"))):
         if name == "kind" or (name in vars(cls) and name != "model"):
@@ -64,7 +64,7 @@ def _forwarded(name: str) -> Any:
 
 
 @register("finetune", releases="as its base method")
-@_like_its_base
+@like_its_base
 @dataclass(frozen=True, kw_only=True)
 class Finetune(Method):
     """Any method with a shared model, then local steps of each client after the last round.

@@ -48,8 +48,9 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 # Parameters that a CPU thread works on at a time: about its share of the last-level cache.
 _CACHED = 1 << 20
 # Places of a stack whose clients take steps by their numbers of rows. A place waits while the one
-# with most steps still works, so more places would wait more.
-_UNEVEN = 64
+# with most steps still works, so more places wait more; on a GPU a step of few clients takes as
+# long as one of many.
+_UNEVEN, _UNEVEN_GPU = 64, 2048
 # Clients, and their places; everybody as slices, which are copied at once.
 Pair = tuple[Tensor | slice, Tensor | slice]
 _KEPT = 16  # recordings
@@ -681,7 +682,7 @@ class SGD:
         """
         device, most = clients.device.type, clients.width
         if self.steps is None:
-            most = min(most, _UNEVEN)
+            most = min(most, _UNEVEN if device == "cpu" else _UNEVEN_GPU)
         if device == "cpu":
             size = sum(leaf[0].numel() for leaf in params.values())
             per_thread = model.clients_per_thread or max(1, _CACHED // size)
