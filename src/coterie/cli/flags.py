@@ -38,7 +38,7 @@ _PATHS = {
     "rows": "data.most_rows",
     "rows_per_client": "data.rows_per_client",
     "client_column": "data.source.client",
-    **{name: f"data.effects.{name}" for name in ("formula", "basis")},
+    **{name: f"data.effects.{name}" for name in ("formula", "basis", "encoder")},
     **{name: f"data.source.{name}" for name in _FILES},
     **{n: f"privacy.{n}" for n in ("delta", "clip", "relation", "noise", *_BUDGET)},
     **{name: f"speed.{name}" for name in ("device", "block", "store", "precision")},

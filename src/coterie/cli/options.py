@@ -236,6 +236,8 @@ _COLUMNS = {
     "--formula TEXT": "fixed and random effects: 'score ~ bs(age, 5) + sex * stay + (1 + age | "
     "hospital)'",
     "--basis {none,spline}": "a formula by rule: splines, products, personal slopes of columns",
+    "--encoder NAME": "a frozen public network that maps rows to features: nets:Encoder of "
+    "nets.py, which makes a torch.nn.Module",
     "--task {regression,binary,multiclass,multilabel}": "type of the target (default: inferred from"
     " the target)",
     "--classes N|A,B,C": "number or names of the classes",

@@ -155,9 +155,11 @@ def refuse_code(table: Mapping[str, Any], path: Path) -> None:
     """Raise ConfigError if a table of others names code: made into a plan, it would be run.
 
     This is the only rule, for exported models, run folders and comparisons. Every text that
-    `from_table` would import counts; a plan's `data` and `about` have none.
+    `from_table` would import counts; a plan's `about` has none, and its `data` an encoder only.
     """
     left: list[Any] = [value for key, value in table.items() if key not in ("data", "about")]
+    data = table.get("data")
+    left += [data.get("effects")] if isinstance(data, Mapping) else []
     while left:  # not by recursion: tables of others may be nested deeply
         value = left.pop()
         if isinstance(value, str) and _CODE.fullmatch(value):

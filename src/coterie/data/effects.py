@@ -13,11 +13,14 @@ A spline `bs(x, df)` spans the cubic splines with df - 3 inner knots, evenly spa
 public range of a scaled column (`data.source.ranges` maps a declared range to it); values outside
 are clamped. Its first column is x itself. The others are orthogonal to 1 and x, and of mean square
 1, under the public reference N(0, 1.5^2) cut at +-3, so that first-order rounds need few steps.
+
+`encoder` maps rows by a frozen public network instead (`coterie.data.encoder`).
 """
 
 import ast
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from itertools import combinations, product
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from coterie.data.config import Source
+    from coterie.data.encoder import Encoded
 
 RANGE = 3.0
 """Columns of splines and products are clamped to +- this, in their scaled unit."""
@@ -83,12 +87,20 @@ class Effects:
         basis: "spline" makes a formula by rule: a spline of 5 columns of each number, products of
             two columns where there are at most 10, and coefficients of each client for the
             intercept and the columns themselves.
+        encoder: A class, or a function without arguments, that makes a `torch.nn.Module` from rows
+            (n, ...) to features (n, d): frozen, public, and the same whenever it is made.
     """
 
     formula: str = ""
     basis: Literal["none", "spline"] = "none"
+    encoder: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.encoder is not None and (self.formula or self.basis != "none"):
+            raise ValueError(
+                "encoder and formula or basis: give one of them; features of an encoder have no "
+                "names for a formula"
+            )
         if self.formula and self.basis != "none":
             raise ValueError(
                 f"formula = {self.formula!r} and basis = {self.basis!r}: give one of them; "
@@ -131,16 +143,25 @@ class Effects:
 
     def expand(self, data: FederatedDataset) -> FederatedDataset:
         """Return the data with the columns made of its own."""
+        if self.encoder is not None:
+            return self.design_of(data.columns, data.spec.shape, data.source).expand(data)
         if data.is_sparse or len(data.spec.shape) != 1:
             kind = "sparse" if data.is_sparse else f"of shape {data.spec.shape}"
             raise DataError(
                 f"{data.title}: rows are {kind}; effects are for rows of dense columns: leave "
                 "formula= and basis= out"
             )
-        return self.design_of(data.columns, data.spec.features, data.source).expand(data)
+        return self.design_of(data.columns, data.spec.shape, data.source).expand(data)
 
-    def design_of(self, columns: Sequence[str], width: int, source: "Source | None") -> "Design":
-        """Return the design of rows; columns without names are x0, x1, ..."""
+    def design_of(
+        self, columns: Sequence[str], shape: Sequence[int], source: "Source | None"
+    ) -> "Design | Encoded":
+        """Return the design of rows of a shape; columns without names are x0, x1, ..."""
+        if self.encoder is not None:
+            from coterie.data.encoder import Encoded
+
+            return Encoded.of(self.encoder, columns, shape)
+        width = math.prod(shape)
         names = [str(name) for name in columns]
         if len(names) != width and source is not None and source.features:
             from coterie.data.tables import feature_names
@@ -168,6 +189,11 @@ class Design:
     names: tuple[str, ...]
     pieces: tuple[tuple[Piece, ...], ...]
     personal: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row that it reads."""
+        return (len(self.columns),)
 
     def spec(self, given: Spec) -> Spec:
         """Return the spec of the rows that are made."""

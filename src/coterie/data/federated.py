@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from coterie.core.rng import Rng
     from coterie.data.config import Source
     from coterie.data.effects import Design
+    from coterie.data.encoder import Encoded
 
 Task = Literal["regression", "binary", "multiclass", "multilabel"]
 TASKS: tuple[str, ...] = get_args(Task)
@@ -211,7 +212,7 @@ class ClientArrays:
     scaling: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     source: Source | None = None
     gaps: NDArray[np.bool_] | None = None
-    design: Design | None = None
+    design: Design | Encoded | None = None
 
     def __post_init__(self) -> None:
         if self.spec.clients != len(self.names) or len(self.offsets) != len(self.names) + 1:

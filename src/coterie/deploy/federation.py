@@ -291,7 +291,7 @@ def model_spec(plan: Plan, federation: Federation) -> Spec:
     effects, rows = plan.data.effects, federation.spec
     if effects is None:
         return rows
-    return effects.design_of((), rows.features, plan.data.source).spec(rows)
+    return effects.design_of((), rows.shape, plan.data.source).spec(rows)
 
 
 def check_deployable(plan: Plan, federation: Federation) -> None:

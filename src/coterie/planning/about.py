@@ -174,6 +174,8 @@ def _named(table: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     for key, kind in _SOURCE.items():
         if source.get(key) and not isinstance(source[key], int):  # a number of classes
             yield f"data.source.{key}", kind, source[key]
+    if encoder := table.get("data", {}).get("effects", {}).get("encoder"):
+        yield "data.effects.encoder", "encoder", encoder
     yield from _of_method(table.get("method", {}), "method")
 
 

@@ -132,7 +132,7 @@ def facts_of(data: FederatedDataset) -> dict[str, Any]:
 
     Shape and columns are those before effects: columns that are made of them are in the plan.
     """
-    shape = data.spec.shape if data.design is None else (len(data.design.columns),)
+    shape = data.spec.shape if data.design is None else data.design.shape
     return {
         "shape": list(shape),
         "outputs": data.spec.outputs,

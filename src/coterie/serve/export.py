@@ -42,6 +42,7 @@ from coterie.core.rng import Rng
 from coterie.core.tree import Tree
 from coterie.data.config import DataConfig, Source
 from coterie.data.effects import Design, Effects
+from coterie.data.encoder import Encoded
 from coterie.data.federated import TASKS, FederatedDataset, Spec
 from coterie.data.scaling import LIMIT, Moments, client_moments
 from coterie.data.tables import feature_constants, fill_constants, target_constants
@@ -84,11 +85,11 @@ class ModelInfo:
     effects: Effects | None = None  # columns that are made of scaled rows
 
     @cached_property
-    def design(self) -> Design | None:
+    def design(self) -> Design | Encoded | None:
         """What makes the columns of the model, if effects were declared."""
         if self.effects is None:
             return None
-        return self.effects.design_of(self.columns, self.spec.features, self.source)
+        return self.effects.design_of(self.columns, self.spec.shape, self.source)
 
     @property
     def model_spec(self) -> Spec:
@@ -442,8 +443,9 @@ def load_client(path: str | Path, *, trust: bool = False) -> ClientModel:
 
 def _parse_info(path: Path, text: Mapping[str, str], trust: bool) -> ModelInfo:
     table = {key: json.loads(text[key]) for key in _PARSED}
+    effects = json.loads(text["effects"]) if "effects" in text else None
     if not trust:
-        refuse_code({"model": table["model"]}, path)
+        refuse_code({"model": table["model"], "effects": effects}, path)
     spec = Spec(tuple(table["shape"]), int(text["outputs"]), text["task"], 1)  # type: ignore[arg-type]
     return ModelInfo(
         model=from_table(Model, table["model"], "model"),  # type: ignore[type-abstract]
@@ -454,9 +456,7 @@ def _parse_info(path: Path, text: Mapping[str, str], trust: bool) -> ModelInfo:
         scaled=text.get("scaled", "") == "client",
         odds=text.get("scores", "") != "margins",
         guarantee=dict(table["guarantee"]),
-        effects=from_table(Effects, json.loads(text["effects"]), "effects")
-        if "effects" in text
-        else None,
+        effects=None if effects is None else from_table(Effects, effects, "effects"),
     )
 
 

@@ -422,6 +422,8 @@ def _public_inputs(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         for key, kind in _PUBLIC_OF_DATA.items()
         if source.get(key) and type(source[key]) is not int
     }
+    if encoder := _table(_table(plan, "data"), "effects").get("encoder"):
+        found["data.effects.encoder"] = _expected("encoder", "encoder", encoder)
     left = [("method", _table(plan, "method"))]
     while left:
         place, table = left.pop()
