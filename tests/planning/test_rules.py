@@ -227,9 +227,16 @@ def test_classes_tolerate_more_noise_and_few_rows_less():
         # The largest number of parameters is where the verdict turns.
         at = cut_for(10, classes=task != "regression", rows=rows) / advice.affordable_rounds
         assert advice.max_parameters == math.floor(10 / at)
-    network = Plan(method=PMTL(model=MLP()), privacy=Privacy(epsilon=1.0))
-    spec = Spec((9,), 1, "binary", 550)
-    assert rules.advice_for(resolve(network, spec), spec).cut == 1
+    spec, net = Spec((9,), 1, "binary", 550), MLP()
+    for method, cuts in (
+        (PMTL(model=net), (1 / 3, 1 / 3)),
+        (Finetune(base=FedAvg(model=net)), (1 / 7, 1 / 2)),
+        (FedAvg(model=net), (1, 1)),
+        (DPFedMTL(model=net), (1, 1)),
+    ):
+        network = Plan(method=method, privacy=Privacy(epsilon=1.0))
+        for one, cut in zip((spec, replace(spec, task="regression")), cuts, strict=True):
+            assert rules.advice_for(resolve(network, one), one).cut == pytest.approx(cut)
 
 
 def test_words_of_verdicts():

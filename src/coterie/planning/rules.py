@@ -20,6 +20,7 @@ from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.models.linear import is_linear
 from coterie.planning.advice import (
+    CUT_CLASSES,
     ERROR,
     KNEE,
     LARGE_BUDGET_ROUNDS,
@@ -45,6 +46,9 @@ from coterie.privacy.sampling import Poisson, Sampler
 
 NETWORK_ROUNDS = (3, 50)
 NETWORK_ERROR = 20.0
+CUT_FINETUNED, CUT_PMTL = 1 / 2, 1 / 3
+"""Affordable rounds from which joining gains for networks, in the study of docs/networks.md: fedavg
+with finetuning (regression; classes as linear classifiers), and pmtl. Other methods: 1."""
 _HEEDED = (
     "local training, because the verdict is to learn alone; the flag --anyway spends the budget"
 )
@@ -261,7 +265,13 @@ def _tolerance(method: Method, spec: Spec) -> float:
 
 def _cut(method: Method, spec: Spec, rows: int | None) -> float:
     """Return the affordable rounds from which joining gains; public features are counted before."""
-    if not is_linear(_releasing(method).model) or _tolerance(method, spec) > 1:
+    releasing, classes = _releasing(method), spec.task != "regression"
+    if not is_linear(releasing.model):
+        finetuned = isinstance(method, Finetune) and isinstance(releasing, FedAvg)
+        if finetuned:
+            return CUT_CLASSES if classes else CUT_FINETUNED
+        return CUT_PMTL if isinstance(releasing, PMTL) else SMALL_GAIN
+    if _tolerance(method, spec) > 1:
         return SMALL_GAIN
     return cut_for(spec.features + 1, classes=spec.task != "regression", rows=rows)
 
@@ -317,9 +327,10 @@ def choose(auto: Auto, spec: Spec, privacy: Privacy) -> tuple[Method, str]:
             "learns inside the budget how similar clients are, and leaves nothing to tune"
         )
     n_mu = clients_times_mu(privacy, spec.clients)
-    whole = PMTL(model=auto.model).rounds(spec).dimension
-    if affordable_rounds(n_mu, whole) >= SMALL_GAIN:
-        return Finetune(base=FedAvg(model=auto.model)), (
+    tuned = Finetune(base=FedAvg(model=auto.model))
+    whole = tuned.rounds(spec).dimension
+    if affordable_rounds(n_mu, whole) >= _cut(tuned, spec, None):
+        return tuned, (
             f"fedavg with finetuning, because the model is a network, and this budget supports all "
             f"of its {whole:,} parameters"
         )
