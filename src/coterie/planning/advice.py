@@ -12,8 +12,8 @@ stays near 0.3, which the budget affords for
     affordable rounds = (0.3 m mu)^2 / p
     T       = all of them up to 10, sqrt(10 affordable) beyond, between 3 and 50
     T       = 10 where second derivatives are released too (few parameters, large m mu)
-    verdict = "learn alone" below a cut of 1 affordable round (linear classifiers: 1/7), "small
-              gain" below 4 times the cut, "join" beyond
+    verdict = "learn alone" below a cut of 1 affordable round (linear classifiers: 1/7, networks:
+              `rules`), "small gain" below 4 times the cut, "join" beyond
 
 Clients with fewer rows than weights move the mean more slowly: where the rows per client are
 declared, the cut is larger by weights / rows (`cut_for`),
