@@ -4,6 +4,7 @@ a GPU, and on CUDA."""
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,13 @@ import torch
 from coterie.privacy.billboard import Billboard, bound
 from coterie.privacy.entropy import client_entropy, open_entropy
 from coterie.privacy.ledger import Ledger
-from coterie.privacy.mechanisms import Exact, GaussianRows, GaussianSum, LocalGaussianSum
+from coterie.privacy.mechanisms import (
+    Exact,
+    GaussianRows,
+    GaussianSum,
+    LocalGaussianSum,
+    facts_of,
+)
 from coterie.privacy.transcript import MemoryTranscript
 
 SHAPES = {"w": (7, 11), "b": (3,), "a": (2, 5, 3)}
@@ -75,12 +82,42 @@ def assert_equal(here, there):
     torch.testing.assert_close(here[1], there[1], rtol=1e-14, atol=0)
 
 
+def check_neighbours(device, mechanism, numbers=130):
+    """One client moves a sum by at most the bound, in whole numbers, whatever its row holds."""
+    from coterie.privacy import sums_gpu
+
+    facts = facts_of(mechanism, numbers)
+    generator = np.random.default_rng(3)
+    others = generator.standard_normal((3, numbers)).astype(np.float32)
+    line = np.ones(numbers, np.float32)
+    rows = [
+        line * size for size in (0.0, 1e-45, 1e-8, 0.3, 1.0, 1e30, 3.4e38, np.nan, np.inf, -np.inf)
+    ]
+    spiked = others[0] * 1e-6
+    spiked[7] = 3e38
+    norm = float(np.linalg.norm(others[1].astype(np.float64)))
+    rows += [spiked, others[1] * (mechanism.bound / norm), generator.permutation(others[2] * 1e3)]
+    limit = Fraction(mechanism.bound) / Fraction(facts.step)
+    for row in rows:
+        both = []
+        for first in (row, np.zeros_like(row)):  # zero_out
+            stacked = torch.from_numpy(np.stack([first, *others])).to(device)
+            both.append(sums_gpu.sum_rows(stacked, facts)[0].cpu().numpy() / facts.step)
+        assert all((found == np.rint(found)).all() for found in both)
+        moved = [int(a) - int(b) for a, b in zip(*both, strict=True)]
+        assert sum(step * step for step in moved) <= limit**2
+        if not np.isfinite(row).all():
+            assert not any(moved)
+
+
 def check_in_the_interpreter():
     """Compare with tensors of the CPU that pass for those of a GPU; in a process of its own."""
     from coterie.privacy import billboard, mechanisms, sums_gpu
 
     cpu = torch.device("cpu")
     assert sums_gpu.differing(cpu, 11, 70) == ""
+    for mechanism in MECHANISMS[:2]:
+        check_neighbours(cpu, mechanism)
     for mechanism in MECHANISMS:
         rows = rows_of(9)
         here = releases(mechanism, cpu, rows)
@@ -133,6 +170,15 @@ def test_sums_without_noise_stay_on_a_gpu():
         assert other.value["w"].is_cuda
         for name in SHAPES:
             torch.testing.assert_close(other.mean[name].cpu(), post.mean[name])
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("mechanism", MECHANISMS[:4])
+@pytest.mark.parametrize("numbers", [130, 20_001])
+def test_one_client_moves_a_sum_on_a_gpu_by_at_most_the_bound(mechanism, numbers):
+    pytest.importorskip("triton")
+    check_neighbours(torch.device("cuda"), mechanism, numbers)
 
 
 @pytest.mark.gpu
