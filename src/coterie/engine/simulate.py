@@ -3,6 +3,16 @@
 Block size, device and store change speed only: the guarantee never depends on them, and results
 agree over block sizes to float tolerance (sums of contributions agree exactly: see `mechanisms`).
 
+While a GPU computes a round, this process draws the cohort and the batches of the next one. It does
+not wait for the GPU to check steps, but notes doubts (`solvers.local.Doubts`) and looks at them
+before it publishes.
+
+**Guarantee:** a round is charged, durably, before its steps start, and nothing of it is published
+before the check of its steps is known. A round with doubts is made again under its charge, with
+fresh noise where there is no seed, and only that result is published. What is drawn ahead depends
+on no data. So releases are those of a run that waits, to the last bit. Tests:
+tests/engine/test_simulate.py.
+
 Several processes can share a run (`coterie.core.ranks`): each computes the clients that it owns,
 rank 0 does everything else. With a budget the releases are the same to the last bit for any number
 of processes, with the same block size and number of threads.
