@@ -9,8 +9,8 @@ before it publishes.
 
 **Guarantee:** a round is charged, durably, before its steps start, and nothing of it is published
 before the check of its steps is known. A round with doubts is made again under its charge, with
-fresh noise where there is no seed, and only that result is published. What is drawn ahead depends
-on no data. So releases are those of a run that waits, to the last bit. Tests:
+fresh noise where there is no seed, and only that result is published. What is drawn ahead stays in
+this process, with its clients. So releases are those of a run that waits, to the last bit. Tests:
 tests/engine/test_simulate.py.
 
 Several processes can share a run (`coterie.core.ranks`): each computes the clients that it owns,
