@@ -27,9 +27,10 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
+from weakref import ref
 
 import numpy as np
 import torch
@@ -54,6 +55,7 @@ _UNEVEN, _UNEVEN_GPU = 64, 2048
 # Clients, and their places; everybody as slices, which are copied at once.
 Pair = tuple[Tensor | slice, Tensor | slice]
 _KEPT = 16  # recordings
+_AT_ONCE = 32  # steps of a recording
 _WARM_UP = 3
 
 # Mixed precision changes speed, never the guarantee: products of a step are computed in this type,
@@ -361,6 +363,12 @@ class Schedule:
         pairs = (*self.starts.values(), *self.ends.values())
         return all(isinstance(who, slice) for who, _ in pairs)
 
+    @property
+    def is_at_once(self) -> bool:
+        """Whether its steps may be recorded as one: few, and the same for all clients."""
+        dense = isinstance(self.clients.features, Tensor) and self.clients.features.is_cuda
+        return dense and len(self.starts) == len(self.ends) == 1 and len(self) <= _AT_ONCE
+
     def at(self, step: int) -> Batch:
         """Return the batch of a step."""
         share, index = self.share[step], self.index[step]
@@ -454,8 +462,34 @@ class Stack:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Where a GPU has the rows of a federation: a recording of several steps reads them there.
+
+    Places are compared, not values, and no rows are kept alive: a recording whose rows are gone
+    has a place that is used again only by rows of the same shape, which it then reads.
+    """
+
+    place: tuple[Any, ...]
+    tensors: tuple["ref[Tensor]", ...] = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, clients: Clients) -> "Rows":
+        """Return where the rows of these clients are."""
+        tensors = (clients.features, clients.targets)
+        place = ((each.data_ptr(), each.shape, each.stride(), each.dtype) for each in tensors)
+        return cls(tuple(place), tuple(ref(each) for each in tensors))
+
+    def found(self) -> list[Tensor]:
+        """Return features and targets, which exist while a recording is made."""
+        return [each for tensor in self.tensors if (each := tensor()) is not None]
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """All that a recording depends on except values: equal recipes share a recording."""
+    """All that a recording depends on except values: equal recipes share a recording.
+
+    With `rows`, it is one of `steps` steps, which picks their rows itself.
+    """
 
     sgd: "SGD"
     model: Model
@@ -472,10 +506,12 @@ class Recipe:
     label: tuple[int, ...]
     label_type: torch.dtype
     device: torch.device
+    steps: int = 1
+    rows: Rows | None = None
 
 
 class Recording:
-    """A CUDA graph of one step, with the memory that it reads and writes.
+    """A CUDA graph of a step, or of all steps of a call, with the memory that it reads and writes.
 
     A step of a small network is some hundred kernel launches, which take longer than the
     arithmetic. The graph is recorded once per recipe and replayed with other values.
@@ -502,16 +538,26 @@ class Recording:
         if recipe.nearness is not None:
             self.stack.toward.update((name, zeros(*shape)) for name, shape in recipe.leaves)
             near = Near(recipe.nearness, self.stack.toward)
-        self._batch = Batch(
-            zeros(rows, *recipe.row),
-            zeros(rows, *recipe.label, dtype=recipe.label_type),
-            zeros(rows),
-            zeros(dtype=torch.int64) if recipe.model.draws else None,
-        )
+        self.takes_all = recipe.rows is not None
+        if recipe.rows is None:
+            self._batch = Batch(
+                zeros(rows, *recipe.row),
+                zeros(rows, *recipe.label, dtype=recipe.label_type),
+                zeros(rows),
+                zeros(dtype=torch.int64) if recipe.model.draws else None,
+            )
+        else:
+            self._plan = _Plan.of(recipe)
+            picked = recipe.rows.found()
         gradient = stacked_gradient(recipe.model, recipe.task, recipe.trained)
 
         def step() -> None:
-            sgd._step(self.stack, recipe, gradient(params, self._batch, near))
+            if recipe.rows is None:
+                sgd._step(self.stack, recipe, gradient(params, self._batch, near))
+                return
+            for number in range(recipe.steps):
+                batch = self._plan.at(number, *picked)
+                sgd._step(self.stack, recipe, gradient(params, batch, near))
 
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(recipe.device)  # type: ignore[no-untyped-call]
@@ -530,6 +576,36 @@ class Recording:
                 if static is not None and now is not None:
                     static.copy_(now)
             self._graph.replay()
+
+    def run(self, schedule: Schedule) -> None:
+        """Take all steps of a call."""
+        with torch.no_grad():
+            for static, now in zip(
+                self._plan, (schedule.index, schedule.share, schedule.seeds), strict=True
+            ):
+                if static is not None and now is not None:
+                    static.copy_(now)
+            self._graph.replay()
+
+
+class _Plan(NamedTuple):
+    """The memory of a schedule in a recording of all its steps."""
+
+    rows: Tensor
+    share: Tensor
+    seeds: Tensor | None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "_Plan":
+        shape = (recipe.steps, recipe.clients, recipe.sgd.batch)
+        rows = torch.zeros(shape, dtype=torch.int64, device=recipe.device)
+        seeds = rows[:, :, 0].clone() if recipe.model.draws else None
+        return cls(rows, torch.zeros(shape, device=recipe.device), seeds)
+
+    def at(self, step: int, features: Tensor, targets: Tensor) -> Batch:
+        share, rows = self.share[step], self.rows[step]
+        seeds = None if self.seeds is None else self.seeds[step]
+        return Batch(features[rows].to(share), targets[rows], share, seeds)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -713,6 +789,11 @@ class SGD:
         maker = stacked_gradient if self.fast else general_gradient
         gradient = maker(work.model, work.task, work.trained)
         near = None if work.near is None else Near(work.near.weight, stack.toward)
+        if recording is not None and recording.takes_all:
+            stack.load(work, result, *schedule.starts[0])
+            recording.run(schedule)
+            stack.store(work, result, *schedule.ends[len(schedule)])
+            return
         for step in range(len(schedule) + 1):
             if step in schedule.ends:
                 stack.store(work, result, *schedule.ends[step])
@@ -754,7 +835,7 @@ class SGD:
         like = next(iter(result.values()))
         if not (self.fast and like.is_cuda and like.dtype == torch.float32):
             return None
-        targets = schedule.clients.targets
+        targets, at_once = schedule.clients.targets, schedule.is_at_once
         recipe = Recipe(
             sgd=self,
             model=work.model,
@@ -771,8 +852,11 @@ class SGD:
             label=tuple(targets.shape[1:]),
             label_type=targets.dtype,
             device=like.device,
+            steps=len(schedule) if at_once else 1,
+            rows=Rows.of(schedule.clients) if at_once else None,
         )
-        return record(recipe)
+        found = record(recipe)
+        return found or (record(replace(recipe, steps=1, rows=None)) if at_once else None)
 
     @torch.no_grad()
     def _step(self, stack: Stack, work: "_Work | Recipe", grads: list[Tensor]) -> None:
