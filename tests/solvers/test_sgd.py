@@ -462,6 +462,26 @@ def test_cuda_agrees_with_the_cpu(name, momentum, length):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("counts", [COUNTS, (9,) * 6, (0, 9, 3, 0, 7, 1)])
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_recorded_at_once_are_those_recorded_one_by_one(name, counts, monkeypatch):
+    model, shape = MODELS[name]
+    data = dataset("multiclass", shape, counts=counts).to("cuda")
+    start, anchor, _ = trees(model, data)
+    settings, found = SGD(steps=5, batch=4, momentum=0.5), []
+    for most in (32, 0):
+        monkeypatch.setattr(module, "_AT_ONCE", most)
+        for change in (1, 0):  # the second call replays what the first has recorded
+            moved = {leaf: rows.cuda() + change for leaf, rows in start.items()}
+            clients = data.clients(np.arange(len(data)))
+            after = settings(model, moved, clients, RNG, anchor=anchor, lam=0.1)
+        found.append(after)
+    for leaf, rows in found[0].items():
+        assert torch.equal(rows, found[1][leaf])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("term", ["kl", "ewc"])
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_recorded_penalties_agree_with_the_cpu(name, term):

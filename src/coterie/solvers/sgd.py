@@ -835,7 +835,9 @@ class SGD:
         like = next(iter(result.values()))
         if not (self.fast and like.is_cuda and like.dtype == torch.float32):
             return None
-        targets, at_once = schedule.clients.targets, schedule.is_at_once
+        targets = schedule.clients.targets
+        # A public choice: epochs of clients with equal numbers of rows are recorded by the step.
+        at_once = self.steps is not None and schedule.is_at_once
         recipe = Recipe(
             sgd=self,
             model=work.model,
