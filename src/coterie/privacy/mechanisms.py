@@ -34,6 +34,7 @@ deviation z B_b / sqrt(f_b). All blocks are one Gaussian release: see `BlockSum`
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -1037,7 +1038,8 @@ def _kernels() -> Any:
     """Return the module of kernels on a GPU; None without Triton, which some systems lack."""
     try:
         from coterie.privacy import sums_gpu
-    except ImportError:
+    except Exception as error:
+        warnings.warn(f"releases are made on the CPU, not on a GPU: {error}", stacklevel=2)
         return None
     return sums_gpu
 
@@ -1060,7 +1062,7 @@ def normals_on(device: torch.device, keys: NDArray[np.uint32], count: int) -> Te
 def _on_gpu(device: torch.device, keys: NDArray[np.uint32], count: int) -> Tensor | None:
     try:
         from coterie.privacy import chacha_gpu
-    except ImportError:  # torch has no Triton on some systems
+    except Exception:  # torch has no Triton on some systems
         return None
     return chacha_gpu.normals_on(device, keys, count)
 
