@@ -1,5 +1,7 @@
 """Local problems: every term of the objective, Fisher information, large rows, failed clients."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.nn import functional
 from coterie.core.rng import Rng
 from coterie.core.tree import stack
 from coterie.data.federated import FederatedDataset, Spec
+from coterie.data.synthetic import synthetic
 from coterie.models import CNN, MLP, Linear, row_losses
 from coterie.solvers.local import LocalProblem, fisher, largest_squares
 from coterie.solvers.sgd import SGD, Near, computed_in, divergence
@@ -328,3 +331,25 @@ def test_a_client_that_blows_up_stays_where_it_was():
     for name, leaf in found.items():
         assert torch.equal(leaf[2], start[name][2])
         assert torch.equal(leaf[[0, 1, 3]], plain[name][[0, 1, 3]])
+
+
+@pytest.mark.parametrize("counts", [(3, 9, 0, 4, 12), (5, 5, 5, 5, 5)])
+def test_losses_of_a_stack_are_those_of_single_clients_and_of_own_rows_to_the_last_bit(counts):
+    """A GPU checks grown models side by side."""
+
+    def stacked(counts, bad=None):
+        data = synthetic("mean", clients=5, rows=12, features=4, seed=0).data
+        keep = np.concatenate([np.arange(12) < count for count in counts])
+        features = data.features.clone()
+        if bad is not None:
+            features[12 * bad : 12 * bad + 12] = torch.nan
+        clients = next(replace(data, features=features).where(keep).blocks(np.arange(5), 8))
+        start = stack(problem.model.init(data.spec, Rng.seeded(1)), 5)
+        return problem._stacked_losses(start, clients), problem._losses(start, clients), clients.ids
+
+    problem = LocalProblem(model=MLP(hidden=(8,)), how="sgd", sgd=SGD(batch=4), lam=0.0)
+    found, wanted, ids = stacked(counts)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    other, _, others = stacked((12, *counts[1:]), bad=0)  # client 0 has other rows
+    for client in range(1, 5):
+        assert torch.equal(found[ids == client], other[others == client])

@@ -443,6 +443,9 @@ class Stack:
         given = [result[name] for name in self.params]
         given += [*anchors, *work.proximal.weights.values(), *near]
         with torch.no_grad():
+            if isinstance(who, slice) and mine[0].is_cuda:  # in one call
+                torch._foreach_copy_([leaf[places] for leaf in mine], given)
+                mine, given = [], []
             for leaf, source in zip(mine, given, strict=True):
                 if leaf is not source:
                     leaf[places] = source if len(source) == 1 else source[who]
