@@ -345,11 +345,14 @@ def test_losses_of_a_stack_are_those_of_single_clients_and_of_own_rows_to_the_la
             features[12 * bad : 12 * bad + 12] = torch.nan
         clients = next(replace(data, features=features).where(keep).blocks(np.arange(5), 8))
         start = stack(problem.model.init(data.spec, Rng.seeded(1)), 5)
-        return problem._stacked_losses(start, clients), problem._losses(start, clients), clients.ids
+        more = {name: leaf * 1.5 for name, leaf in start.items()}
+        found = problem._stacked_losses((start, more), clients)
+        wanted = torch.stack([problem._losses(tree, clients) for tree in (start, more)])
+        return found, wanted, clients.ids
 
     problem = LocalProblem(model=MLP(hidden=(8,)), how="sgd", sgd=SGD(batch=4), lam=0.0)
     found, wanted, ids = stacked(counts)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     other, _, others = stacked((12, *counts[1:]), bad=0)  # client 0 has other rows
     for client in range(1, 5):
-        assert torch.equal(found[ids == client], other[others == client])
+        assert torch.equal(found[:, ids == client], other[:, others == client])

@@ -343,14 +343,17 @@ class Billboard:
                 release.add(part)
             return release.publish()
 
-    def _opened(self, index: int, device: torch.device) -> tuple[Mechanism, Shapes, Entropy]:
+    def _opened(self, index: int, device: torch.device) -> tuple[Mechanism, Shapes, Entropy | None]:
+        """Return mechanism, shapes, and the source of noise if it is drawn on the CPU."""
         mechanism = self._mechanisms[index]
-        shapes, entropy = mechanism.totals(self._template), self._entropy(index)
-        if mechanism.draws(shapes) and not mechanism.fused_on(device, shapes):
-            entropy = DrawnAhead(entropy, mechanism.draws(shapes))
-        return mechanism, shapes, entropy
+        shapes = mechanism.totals(self._template)
+        if mechanism.fused_on(device, shapes):
+            return mechanism, shapes, None
+        entropy, draws = self._entropy(index), mechanism.draws(shapes)
+        return mechanism, shapes, DrawnAhead(entropy, draws) if draws else entropy
 
-    def _perturbed(self, index: int, total: Tree, entropy: Entropy) -> tuple[Tree, Past]:
+    def _perturbed(self, index: int, total: Tree, entropy: Entropy | None) -> tuple[Tree, Past]:
+        entropy = entropy or self._entropy(index)
         return self._mechanisms[index].perturb_after(total, entropy, self._past)
 
     def _publish(self, index: int, value: Tree, past: Past) -> Post:

@@ -224,7 +224,7 @@ class LocalProblem:
             return after
         good = sizes.isfinite()
         if doubtful.is_cuda:  # one at a time a GPU would mostly wait
-            before, now = (self._stacked_losses(tree, clients) for tree in (start, after))
+            before, now = self._stacked_losses((start, after), clients)
             good &= (now <= before) | ~doubtful
         else:
             for place in torch.nonzero(doubtful):
@@ -235,8 +235,8 @@ class LocalProblem:
         return _where(good | ~sizes.isfinite() if keep_failed else good, after, start)
 
     @torch.no_grad()
-    def _stacked_losses(self, params: Tree, clients: Clients) -> Tensor:
-        """Return each client's mean loss, in a stack of public shape as steps are taken in.
+    def _stacked_losses(self, models: tuple[Tree, Tree], clients: Clients) -> Tensor:
+        """Return each client's mean loss, (2, c), in a stack of public shape as steps are taken in.
 
         So it is a function of the client's own rows to the last bit, and of all clients at once.
         """
@@ -244,24 +244,27 @@ class LocalProblem:
         steps = -(-counts // batch)
         rows = np.arange(int(steps.max(initial=0)) * batch).reshape(1, -1, batch)
         batches = np.where(rows < counts[:, None, None], rows, -1)
-        like = next(iter(params.values()))
-        width = self.sgd.stack_width(self.model, params, clients)
+        like = next(iter(models[0].values()))
+        width = self.sgd.stack_width(self.model, models[0], clients)
         schedule = Schedule.plan(clients, batches, steps, width, like)
-        held = {name: leaf.new_zeros(width, *leaf.shape[1:]) for name, leaf in params.items()}
-        sums, found = like.new_zeros(width), like.new_zeros(len(clients))
+        held = [map_leaves(lambda leaf: leaf.new_zeros(width, *leaf.shape[1:]), m) for m in models]
+        sums, found = like.new_zeros(2, width), like.new_zeros(2, len(clients))
         for step in range(len(schedule) + 1):
             if step in schedule.ends:
                 who, places = schedule.ends[step]
-                found[who] = sums[places]
+                found[:, who] = sums[:, places]
             if step in schedule.starts:
                 who, places = schedule.starts[step]
-                sums[places] = 0
-                for name, leaf in params.items():
-                    held[name][places] = leaf[who]
+                sums[:, places] = 0
+                for mine, given in zip(held, models, strict=True):
+                    for name, leaf in given.items():
+                        mine[name][places] = leaf[who]
             if step < len(schedule):
                 x, y, share, _ = schedule.at(step)
-                losses = self.model.losses(clients.spec.task, self.model.apply_stacked(held, x), y)
-                sums += torch.where(share > 0, losses, 0).sum(dim=1)
+                for number, params in enumerate(held):
+                    outputs = self.model.apply_stacked(params, x)
+                    losses = self.model.losses(clients.spec.task, outputs, y)
+                    sums[number] += torch.where(share > 0, losses, 0).sum(dim=1)
         return found / send(clients.counts, like.device).clamp_min(1)
 
     def _losses(self, params: Tree, clients: Clients) -> Tensor:
