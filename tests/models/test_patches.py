@@ -1,5 +1,9 @@
 """Convolutions, maxima and lookups as in a stack on a GPU, on the CPU, against torch by client."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -58,8 +62,29 @@ def test_convolutions_and_their_gradients_are_torchs(case):
 def test_the_first_layer_folds_nothing(monkeypatch):
     (x, weight, bias), padding = leaves_of(CASES["padded"])
     made = patches.convolution(x.detach(), weight, bias, padding)
-    monkeypatch.setattr(patches, "_fold", None)
+    monkeypatch.setattr(patches, "fold", None)
     torch.autograd.grad(made.sum(), [weight, bias])
+
+
+FOLDED = """
+import torch
+from coterie.models import patches, patches_gpu
+torch.cuda.is_current_stream_capturing = lambda: False
+for dtype in (torch.float32, torch.bfloat16):
+    for sides in ((5, 5), (1, 3), (4, 1), (2, 3)):
+        columns = torch.zeros(1, dtype=dtype)
+        assert patches_gpu.usable(columns, sides, patches._fold), (dtype, sides)
+assert not patches_gpu.usable(columns, (9, 9), patches._fold)
+"""
+
+
+@pytest.mark.slow
+def test_the_kernel_that_folds_is_torchs_in_the_interpreter():
+    pytest.importorskip("triton", reason="comes with torch for CUDA")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-W", "error::UserWarning", "-c", FOLDED]
+    subprocess.run(command, check=True, env=environment)
 
 
 @pytest.mark.parametrize("pool", [2, 3])

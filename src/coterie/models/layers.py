@@ -569,7 +569,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, pool: int) -> Tensor:
         kernel = weight.shape[-1]
-        columns = _columns(x, kernel)
+        columns = patches.columns_of(x, (kernel, kernel))
         images = torch.baddbmm(bias[:, :, None], weight.flatten(2), columns)
         height, width = x.shape[2] - kernel + 1, x.shape[3] - kernel + 1
         images = images.reshape(*weight.shape[:2], height, width, x.shape[-1])
@@ -583,7 +583,9 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, pooled, *beats = ctx.saved_tensors
-        columns = _columns(x, weight.shape[-1]) if ctx.columns is None else ctx.columns
+        sides, columns = weight.shape[-2:], ctx.columns
+        if columns is None:
+            columns = patches.columns_of(x, sides)
         grad = torch.ops.aten.threshold_backward(grad, pooled, 0)
         images = _spread(grad, beats, ctx.image_shape, ctx.pool).flatten(2)
         weight_grad = torch.bmm(images, columns.mT).reshape(weight.shape)
@@ -595,33 +597,8 @@ class _Convolve(torch.autograd.Function):
             own = columns if weight.shape[-1] > 1 else None
             folded = torch.bmm(weight.flatten(2).mT, images, out=own)
             ctx.columns = None
-            x_grad = _fold(folded, x.shape, weight.shape[-1])
+            x_grad = patches.fold(folded, x.shape, sides)
         return x_grad, weight_grad, bias_grad, None
-
-
-def _columns(x: Tensor, kernel: int) -> Tensor:
-    # (c, C, H, W, n) -> (c, C k k, H' W' n), the patches as columns.
-    clients, channels, height, width, rows = x.shape
-    by_client, by_channel, down, along, by_row = x.stride()
-    patches = x.as_strided(
-        (clients, channels, kernel, kernel, height - kernel + 1, width - kernel + 1, rows),
-        (by_client, by_channel, down, along, down, along, by_row),
-    )
-    return patches.reshape(clients, channels * kernel * kernel, -1)
-
-
-def _fold(columns: Tensor, shape: tuple[int, ...], kernel: int) -> Tensor:
-    # The adjoint of _columns: first along the width, then down the height, 2 k sums instead of k k.
-    clients, channels, height, width, rows = shape
-    down, along = height - kernel + 1, width - kernel + 1
-    patches = columns.reshape(clients, channels, kernel, kernel, down, along, rows)
-    strips = columns.new_zeros(clients, channels, kernel, down, width, rows)
-    for offset in range(kernel):
-        strips[:, :, :, :, offset : offset + along] += patches[:, :, :, offset]
-    folded = columns.new_zeros(shape)
-    for offset in range(kernel):
-        folded[:, :, offset : offset + down] += strips[:, :, offset]
-    return folded
 
 
 def _maxima(images: Tensor, pool: int) -> tuple[Tensor, list[Tensor]]:

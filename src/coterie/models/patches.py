@@ -7,6 +7,9 @@ so the next layer finds rows last without a copy.
 """
 
 import math
+import warnings
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -37,7 +40,7 @@ class _Convolution(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: list[int]
     ) -> Tensor:
         images = _padded(x, padding)
-        columns = _columns(images, weight.shape[-2:])
+        columns = columns_of(images, weight.shape[-2:])
         flat = weight.flatten(2)
         if bias is None:
             made = torch.bmm(flat, columns)
@@ -54,7 +57,7 @@ class _Convolution(torch.autograd.Function):
         flat = _rows_last(grad).flatten(2)
         x_grad = None
         if ctx.needs_input_grad[0]:
-            images = _fold(torch.bmm(weight.flatten(2).mT, flat), ctx.images, weight.shape[-2:])
+            images = fold(torch.bmm(weight.flatten(2).mT, flat), ctx.images, weight.shape[-2:])
             high, wide = ctx.padding
             height, width = ctx.images[2:4]
             x_grad = _rows_second(images[:, :, high : height - high, wide : width - wide])
@@ -89,8 +92,8 @@ def _sides(images: Tensor, weight: Tensor) -> tuple[int, int]:
     return images.shape[2] - tall + 1, images.shape[3] - broad + 1
 
 
-def _columns(x: Tensor, sides: Any) -> Tensor:
-    # (c, C, H, W, n) -> (c, C tall broad, H' W' n), the patches as columns.
+def columns_of(x: Tensor, sides: Sequence[int]) -> Tensor:
+    """Return the patches of images (c, C, H, W, n) as columns (c, C tall broad, H' W' n)."""
     (clients, channels, height, width, rows), (tall, broad) = x.shape, sides
     by_client, by_channel, down, along, by_row = x.stride()
     patches = x.as_strided(
@@ -100,8 +103,27 @@ def _columns(x: Tensor, sides: Any) -> Tensor:
     return patches.reshape(clients, channels * tall * broad, -1)
 
 
-def _fold(columns: Tensor, shape: tuple[int, ...], sides: Any) -> Tensor:
-    # The adjoint of `_columns`: along the width, then down the height, tall + broad sums.
+def fold(columns: Tensor, shape: Sequence[int], sides: Sequence[int]) -> Tensor:
+    """Return images (c, C, H, W, n) with the sums of their patches: the adjoint of `columns_of`."""
+    kernels = _kernels() if columns.is_cuda else None
+    if kernels is not None and kernels.usable(columns, sides, _fold):
+        made: Tensor = kernels.fold(columns, shape, sides)
+        return made
+    return _fold(columns, shape, sides)
+
+
+@cache
+def _kernels() -> Any:
+    try:
+        from coterie.models import patches_gpu
+    except Exception as error:  # no Triton, or one that fails
+        warnings.warn(f"patches are folded by torch on a GPU: {error}", stacklevel=2)
+        return None
+    return patches_gpu
+
+
+def _fold(columns: Tensor, shape: Sequence[int], sides: Sequence[int]) -> Tensor:
+    # Along the width, then down the height: tall + broad sums.
     (clients, channels, height, width, rows), (tall, broad) = shape, sides
     down, along = height - tall + 1, width - broad + 1
     patches = columns.reshape(clients, channels, tall, broad, down, along, rows)
@@ -112,7 +134,7 @@ def _fold(columns: Tensor, shape: tuple[int, ...], sides: Any) -> Tensor:
             strips[:, :, :, :, offset : offset + along] += patches[:, :, :, offset]
     if tall == 1:
         return strips[:, :, 0]
-    folded = columns.new_zeros(shape)
+    folded = columns.new_zeros(*shape)
     for offset in range(tall):
         folded[:, :, offset : offset + down] += strips[:, :, offset]
     return folded
