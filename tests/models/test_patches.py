@@ -66,24 +66,29 @@ def test_the_first_layer_folds_nothing(monkeypatch):
     torch.autograd.grad(made.sum(), [weight, bias])
 
 
-FOLDED = """
+KERNELS = """
 import torch
 from coterie.models import patches, patches_gpu
 torch.cuda.is_current_stream_capturing = lambda: False
 for dtype in (torch.float32, torch.bfloat16):
     for sides in ((5, 5), (1, 3), (4, 1), (2, 3)):
-        columns = torch.zeros(1, dtype=dtype)
-        assert patches_gpu.usable(columns, sides, patches._fold), (dtype, sides)
-assert not patches_gpu.usable(columns, (9, 9), patches._fold)
+        assert patches.folds_agree(patches_gpu, sides, torch.zeros(0, dtype=dtype)), sides
+    for pool in (1, 2, 3):
+        assert patches.maxima_agree(patches_gpu, pool, torch.zeros(0, dtype=dtype)), pool
+x = torch.zeros(3)
+assert patches_gpu.usable(x, 2, agrees=lambda like: True)
+assert not patches_gpu.usable(x, 9, 9, agrees=lambda like: True)
+found, codes = patches_gpu.maxima(torch.tensor([1, torch.nan, 3, 2]).reshape(1, 1, 2, 2, 1), 2)
+assert found.isnan().all() and codes.item() == 1
 """
 
 
 @pytest.mark.slow
-def test_the_kernel_that_folds_is_torchs_in_the_interpreter():
+def test_kernels_of_patches_and_windows_are_torchs_in_the_interpreter():
     pytest.importorskip("triton", reason="comes with torch for CUDA")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-W", "error::UserWarning", "-c", FOLDED]
+    command = [sys.executable, "-W", "error::UserWarning", "-c", KERNELS]
     subprocess.run(command, check=True, env=environment)
 
 

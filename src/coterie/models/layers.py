@@ -604,8 +604,8 @@ class _Convolve(torch.autograd.Function):
 def _maxima(images: Tensor, pool: int) -> tuple[Tensor, list[Tensor]]:
     # Maxima, and masks for _spread. The first of equal pixels wins, as in torch.nn.MaxPool2d.
     if _has_one_kernel(images):
-        found = functional.max_pool3d(images, (pool, pool, 1), return_indices=True)
-        return found[0], [found[1]]
+        found, places = patches.maxima_of(images, pool)
+        return found, [places]
     # Pixel by pixel of the window; beats[j] is 1 where pixel j + 1 exceeds all before it.
     first, *others = _pixels(images, pool)
     best, beats = first, []
@@ -619,8 +619,7 @@ def _maxima(images: Tensor, pool: int) -> tuple[Tensor, list[Tensor]]:
 def _spread(grad: Tensor, beats: list[Tensor], shape: tuple[int, ...], pool: int) -> Tensor:
     # The adjoint of _maxima: the last pixel that beat all before it takes the gradient.
     if _has_one_kernel(grad):
-        flat = grad.new_zeros(*shape[:2], math.prod(shape[2:]))
-        return flat.scatter_(2, beats[0].flatten(2), grad.flatten(2)).reshape(shape)
+        return patches.spread(grad, beats[0], shape, pool)
     fills = shape[2] % pool == 0 and shape[3] % pool == 0
     images = grad.new_empty(shape) if fills else grad.new_zeros(shape)
     first, *others = _pixels(images, pool)

@@ -106,10 +106,20 @@ def columns_of(x: Tensor, sides: Sequence[int]) -> Tensor:
 def fold(columns: Tensor, shape: Sequence[int], sides: Sequence[int]) -> Tensor:
     """Return images (c, C, H, W, n) with the sums of their patches: the adjoint of `columns_of`."""
     kernels = _kernels() if columns.is_cuda else None
-    if kernels is not None and kernels.usable(columns, sides, _fold):
+    if kernels is not None and kernels.usable(
+        columns, *sides, agrees=lambda like: folds_agree(kernels, sides, like)
+    ):
         made: Tensor = kernels.fold(columns, shape, sides)
         return made
     return _fold(columns, shape, sides)
+
+
+def folds_agree(kernels: Any, sides: Sequence[int], like: Tensor) -> bool:
+    """Return whether sums of small whole numbers, which are exact, equal those of torch."""
+    (tall, broad), draws = sides, torch.Generator().manual_seed(0)
+    drawn = torch.randint(-2, 3, (2, 3 * tall * broad, 3 * 5 * 7), generator=draws)
+    columns, shape = drawn.to(like), (2, 3, tall + 2, broad + 4, 7)
+    return torch.equal(kernels.fold(columns, shape, sides), _fold(columns, shape, sides))
 
 
 @cache
@@ -152,15 +162,45 @@ class _Maxima(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, pool: int) -> Tensor:
         images = _rows_last(x)
-        found, places = functional.max_pool3d(images, (pool, pool, 1), return_indices=True)
+        found, places = maxima_of(images, pool)
         ctx.save_for_backward(places)
-        ctx.images = images.shape
+        ctx.images, ctx.pool = images.shape, pool
         return _rows_second(found)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (places,) = ctx.saved_tensors
-        flat = grad.new_zeros(*ctx.images[:2], math.prod(ctx.images[2:]))
-        flat.scatter_(2, places.flatten(2), _rows_last(grad).flatten(2))
-        return _rows_second(flat.reshape(ctx.images)), None
+        return _rows_second(spread(_rows_last(grad), places, ctx.images, ctx.pool)), None
+
+
+def maxima_of(images: Tensor, pool: int) -> tuple[Tensor, Tensor]:
+    """Return maxima over windows of images (c, C, H, W, n), and their places for `spread`."""
+    kernels = _kernels() if images.is_cuda else None
+    if kernels is not None and kernels.usable(
+        images, pool, agrees=lambda like: maxima_agree(kernels, pool, like)
+    ):
+        made: tuple[Tensor, Tensor] = kernels.maxima(images, pool)
+        return made
+    found = functional.max_pool3d(images, (pool, pool, 1), return_indices=True)
+    return found[0], found[1]
+
+
+def spread(grad: Tensor, places: Tensor, shape: Sequence[int], pool: int) -> Tensor:
+    """Return images with the gradient of their maxima: the adjoint of `maxima_of`."""
+    if places.dtype == torch.uint8:
+        made: Tensor = _kernels().spread(grad.contiguous(), places, shape, pool)
+        return made
+    flat = grad.new_zeros(*shape[:2], math.prod(shape[2:]))
+    return flat.scatter_(2, places.flatten(2), grad.flatten(2)).reshape(shape)
+
+
+def maxima_agree(kernels: Any, pool: int, like: Tensor) -> bool:
+    """Return whether maxima of small whole numbers and their gradients equal those of torch."""
+    draws, shape = torch.Generator().manual_seed(0), (2, 3, 2 * pool + 1, 3 * pool, 7)
+    images = torch.randint(-2, 3, shape, generator=draws).to(like)
+    found, codes = kernels.maxima(images, pool)
+    wanted, places = functional.max_pool3d(images, (pool, pool, 1), return_indices=True)
+    grad = torch.randint(1, 9, found.shape, generator=draws).to(like)
+    sides = kernels.spread(grad, codes, shape, pool), spread(grad, places, shape, pool)
+    return torch.equal(found, wanted) and torch.equal(*sides)
