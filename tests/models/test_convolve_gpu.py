@@ -1,95 +1,28 @@
 """Kernels of convolutions: emulated on the CPU, and on CUDA compared with torch."""
 
-import ctypes
 import itertools
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
+from tests.models.emulation import COMPILES, Emulated
 
+from coterie.core import nvrtc
 from coterie.models import convolve_gpu
-from coterie.models.convolve_gpu import Kernels, Long, agrees, convolutions, kernels_of
+from coterie.models.convolve_gpu import agrees, built, convolutions, kernels_of
 from coterie.models.layers import Block, convolved
 from coterie.models.tiles import Layer, tiles_of
 
 CPU = torch.device("cpu")
-# Signatures of launchers: T tensor, I int, L long.
-LAUNCHES = {
-    "pack": "TT", "forward": "TTTTTI", "forward_tf32": "TTTTTI", "filters": "TTTTTII",
-    "few": "TTTTTI", "total": "TTTTI", "images": "TTTTI", "spread": "TTTL",
-}  # fmt: skip
-CODES = {
-    ("forward", 4),
-    ("forward_tf32", 4),
-    ("filters", 2),
-    ("few", 2),
-    ("images", 1),
-    ("spread", 1),
-}
 NEEDS = {
-    "forward": "F_TO",
-    "forward_tf32": "M_NT",
-    "filters": "D_FW",
-    "few": "E_NW",
-    "images": "X_NR",
-}
+    "forward": "F_TO", "forward_tf32": "M_NT", "filters": "D_FW", "few": "E_NW", "images": "X_NR",
+    "spread": "C",
+}  # fmt: skip
 
 
-class Emulated(Kernels):
-    """The kernels compiled as C++, one coroutine for each thread."""
-
-    def __init__(self, layer, folder, forward_only=False, tf32=False):
-        tiles = tiles_of(layer, tf32)
-        dense = None
-        if "X_NR" not in tiles and forward_only is False:
-            dense = Emulated(layer.turned, folder, forward_only=True)
-        if forward_only:
-            tiles = {tile: size for tile, size in tiles.items() if tile.startswith("F_")}
-        self.library = build(layer, tiles, folder)
-        facts = {}
-        for name, tile in NEEDS.items():
-            if tile in tiles:
-                facts[name] = list((ctypes.c_int * 4).in_dll(self.library, f"facts_{name}"))
-        super().__init__(layer, facts, dense)
-
-    def run(self, name, blocks, threads, shared, *given):
-        values = [
-            ctypes.c_void_p(each.data_ptr() if isinstance(each, torch.Tensor) else None)
-            if each is None or isinstance(each, torch.Tensor)
-            else (ctypes.c_longlong if isinstance(each, Long) else ctypes.c_int)(each)
-            for each in given
-        ]
-        launch = getattr(self.library, f"launch_{name}")
-        assert launch(blocks, threads, shared, *values) == 0, name
-
-
-def build(layer, tiles, folder):
-    kinds = {"T": "void*", "I": "int", "L": "long long"}
-    defines = [f"#define {name} {size}" for name, size in (layer.defines | tiles).items()]
-    lines = ['#include "emulated.h"', *defines, '#include "convolve.cu"']
-    for name, kinds_of in LAUNCHES.items():
-        if NEEDS.get(name, "F_TO") not in tiles or (name == "spread" and layer.pool == 1):
-            continue
-        signed = ", ".join(f"{kinds[kind]} a{i}" for i, kind in enumerate(kinds_of))
-        passed = ", ".join(
-            ("(u8*)" if (name, i) in CODES else "(float*)") * (kind == "T") + f"a{i}"
-            for i, kind in enumerate(kinds_of)
-        )
-        lines.append(
-            f'extern "C" int launch_{name}(int blocks, int threads, int bytes, {signed}) {{'
-            f"return emulated::run(blocks, threads, bytes, [=] {{ {name}({passed}); }}); }}"
-        )
-    main = folder / f"k{len(list(folder.iterdir()))}.cpp"
-    main.write_text("\n".join(lines))
-    made = main.with_suffix(".so")
-    folders = (Path(convolve_gpu.__file__).parent, Path(__file__).parent)
-    line = ["g++", "-O1", "-std=c++17", "-w", "-fpermissive", "-shared", "-fPIC"]
-    line += [*(f"-I{each}" for each in folders), str(main), "-o", str(made)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:3000]
-    return ctypes.CDLL(str(made))
+def emulated(layer, folder, tf32=False, source=convolve_gpu._SOURCE):
+    return built(
+        layer, tiles_of(layer, tf32), lambda given: Emulated(source, given, folder, NEEDS.items())
+    )
 
 
 LAYERS = {
@@ -113,7 +46,6 @@ LAYERS = {
 
 
 DAILY = ("small", "deep", "femnist_cnn 2", "windows of 3", "large")
-COMPILES = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 CUDA = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
@@ -126,7 +58,7 @@ CUDA = [
     [name if name in DAILY else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS],
 )
 def test_emulated_kernels_equal_torch(name, tmp_path):
-    assert agrees(Emulated(LAYERS[name], tmp_path), CPU)
+    assert agrees(emulated(LAYERS[name], tmp_path), CPU)
 
 
 @COMPILES
@@ -140,31 +72,28 @@ def test_emulated_kernels_equal_torch(name, tmp_path):
     ],
 )
 def test_emulated_products_in_tf32_equal_torch(name, tmp_path):
-    kernels = Emulated(LAYERS[name], tmp_path, tf32=True)
+    kernels = emulated(LAYERS[name], tmp_path, tf32=True)
     assert "forward_tf32" in kernels._facts
     assert agrees(kernels, CPU)
 
 
 @COMPILES
-def test_the_comparison_finds_wrong_kernels(tmp_path, monkeypatch):
-    source = Path(convolve_gpu.__file__).with_name("convolve.cu").read_text()
-    for right, wrong in (
-        ("now > m.best ||", "now >= m.best ||"),
-        ("m.best <= 0.f", "m.best < -1.f"),
-    ):
-        assert source.count(right) == 1
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        (folder / "convolve.cu").write_text(source.replace(right, wrong))
-        monkeypatch.setattr(convolve_gpu, "__file__", str(folder / "convolve_gpu.py"))
-        (folder / "made").mkdir()
-        assert not agrees(Emulated(LAYERS["small"], folder / "made"), CPU)
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("now > m.best ||", "now >= m.best ||"), ("m.best <= 0.f", "m.best < -1.f")],
+)
+def test_the_comparison_finds_wrong_kernels(right, wrong, tmp_path):
+    text = convolve_gpu._SOURCE.read_text()
+    assert text.count(right) == 1
+    source = tmp_path / "wrong.cu"
+    source.write_text(text.replace(right, wrong))
+    assert not agrees(emulated(LAYERS["small"], tmp_path, source=source), CPU)
 
 
 @COMPILES
 def test_nan_stays_with_its_client_and_row(tmp_path):
     layer = LAYERS["small"]
-    kernels = Emulated(layer, tmp_path)
+    kernels = emulated(layer, tmp_path)
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(3, 4, 1, 10, 9, generator=draw)
     weight, bias = torch.randn(3, 5, 1, 3, 3, generator=draw), torch.randn(3, 5, generator=draw)
@@ -199,8 +128,8 @@ def test_what_is_wrong_is_said_once_and_computed_by_torch(monkeypatch):
     def missing(*given):
         raise OSError("no NVRTC")
 
-    monkeypatch.setattr(convolve_gpu, "_FOUND", {})
-    monkeypatch.setattr(convolve_gpu, "_compiled", missing)
+    monkeypatch.setattr(nvrtc, "_TRIED", {})
+    monkeypatch.setattr(convolve_gpu, "module_of", missing)
     block = Block(torch.zeros(2, 4, 1, 3, 3), torch.zeros(2, 4), 2, 0)
     x = torch.zeros(2, 5, 1, 8, 8)
     with pytest.warns(UserWarning, match="is computed by torch: OSError: no NVRTC"):

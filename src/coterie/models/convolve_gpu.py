@@ -1,62 +1,56 @@
-"""Chains of convolutions on a GPU by kernels made for their shapes: source, compiler and launches.
+"""Chains of convolutions on a GPU by kernels made for their shapes (see convolve.cu).
 
-The source is convolve.cu, for images with rows first (c, n, C, H, W). NVRTC, which comes with torch
-for CUDA, compiles it once for each shape; the result is kept in memory and in the user's cache. The
-first use of a shape compares output and all gradients with `layers.convolve` in float64, on small
-whole numbers: every product and sum of them is exact in float32, also ties are, so both must be
-equal to the bit. Where anything is wrong, `convolutions` warns once and returns None.
+Images have rows first (c, n, C, H, W). The first use of a shape compares output and all gradients
+with `layers.convolve` in float64, on small whole numbers: every product and sum of them is exact in
+float32, also ties are, so both must be equal to the bit. Where anything is wrong, there is one
+warning, and `convolutions` returns None.
 
 A number depends on the client's own images and filters and on the shapes alone, not on the number
 of clients, and sums have a fixed order. Products are FFMA in float32; where torch may round factors
-to TF32, the kernels of the forward pass do so if they can. Imported only for tensors on
-CUDA. Tests: tests/models/test_convolve_gpu.py, which on the CPU emulates the kernels.
+to TF32, the kernels of the forward pass do so if they can. Imported only for tensors on CUDA.
+Tests: tests/models/test_convolve_gpu.py, which on the CPU emulates the kernels.
 """
 
-import ctypes
-import hashlib
-import re
-import sys
-import threading
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coterie.core.cache import kept
+from coterie.core.nvrtc import Long, may_round, module_of, tried
 from coterie.models.layers import Block, convolve, pad_images, rows_last
 from coterie.models.tiles import Layer, tiles_of
 
 _SOURCE = Path(__file__).with_name("convolve.cu")
+_KERNELS = ("forward", "forward_tf32", "filters", "few", "images")
 _SPLIT = 12  # images, or bands of them, in one part of a gradient's sum
-_OLDEST = (8, 0)  # asynchronous copies
 
 
 class Kernels:
-    """The kernels of one layer. `run` launches one; a subclass may emulate it."""
+    """The kernels of one layer, in a module of `core.nvrtc` or one that emulates it."""
 
-    def __init__(self, layer: Layer, facts: Mapping[str, Sequence[int]], dense: "Kernels | None"):
-        self.layer, self._facts, self._dense = layer, facts, dense
+    def __init__(self, layer: Layer, module: Any, dense: "Kernels | None") -> None:
+        self.layer, self._module, self._dense = layer, module, dense
+        facts = {name: module.numbers(f"facts_{name}") for name in _KERNELS}
+        self._facts = {name: each for name, each in facts.items() if each}
 
-    def run(self, name: str, blocks: int, threads: int, shared: int, *given: Any) -> None:
-        """Launch a kernel on the current stream."""
-        raise NotImplementedError
+    def _run(self, name: str, blocks: int, threads: int, shared: int, *given: Any) -> None:
+        self._module.launch(name, blocks, threads, shared, given)
 
     def _start(self, name: str, times: int, *given: Any) -> None:
         threads, shared, parts, _ = self._facts[name]
-        self.run(name, times * parts, threads, shared, *given)
+        self._run(name, times * parts, threads, shared, *given)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return outputs (c, n, O, h, w), and the places of maxima in their windows."""
         layer = self.layer
         packed = x.new_empty(len(x), layer.inputs, -(-layer.filters // 4) * 4)
         tiles = -(-layer.inputs // 32) * -(-packed.shape[2] // 32)
-        self.run("pack", len(x) * tiles, 256, 4 * 32 * 33, weight, packed)
+        self._run("pack", len(x) * tiles, 256, 4 * 32 * 33, weight, packed)
         return self._packed(x, packed, bias, places=layer.pool > 1)
 
     def _packed(
@@ -105,7 +99,7 @@ class Kernels:
         assert self._dense is not None
         if self.layer.pool > 1:
             full = grad.new_empty(*grad.shape[:3], *self.layer.convolved)
-            self.run(
+            self._run(
                 "spread", -(-full.numel() // 256), 256, 0, grad, code, full, Long(full.numel())
             )
             grad = full
@@ -140,41 +134,28 @@ class Sums:
             run._start("filters", clients * self.parts, *given, self.parts)
         if self.pieces is not None:
             blocks = clients * -(-(self.weight[0].numel() + self.bias.shape[1]) // 256)
-            run.run("total", blocks, 256, 0, *self.pieces, self.weight, self.bias, self.parts)
-
-
-class Long(int):
-    """A whole number of 64 bits among the arguments of a kernel."""
-
-
-class Launched(Kernels):
-    """Kernels on a GPU."""
-
-    def __init__(
-        self, layer: Layer, tiles: Mapping[str, int], device: torch.device, dense: Kernels | None
-    ):
-        self._module = _Module(_compiled(layer, tiles, device), device)
-        names = [
-            f"facts_{name}" for name in ("forward", "forward_tf32", "filters", "few", "images")
-        ]
-        facts = {name[6:]: self._module.numbers(name) for name in names}
-        super().__init__(layer, {name: each for name, each in facts.items() if each}, dense)
-
-    def run(self, name: str, blocks: int, threads: int, shared: int, *given: Any) -> None:
-        """Launch a kernel on the current stream."""
-        if blocks:
-            self._module.launch(name, blocks, threads, shared, given)
+            run._run("total", blocks, 256, 0, *self.pieces, self.weight, self.bias, self.parts)
 
 
 def kernels_of(layer: Layer, device: torch.device, tf32: bool = False, **other: int) -> Kernels:
     """Return the kernels of a layer, with other tiles than usual; raise what goes wrong."""
-    tiles = tiles_of(layer, tf32) | other
+    return built(
+        layer,
+        tiles_of(layer, tf32) | other,
+        lambda constants: module_of(_SOURCE, constants, device),
+    )
+
+
+def built(
+    layer: Layer, tiles: Mapping[str, int], make: Callable[[Mapping[str, int]], Any]
+) -> Kernels:
+    """Return the kernels of a layer in the modules that `make` makes of constants."""
     dense = None
     if "X_NR" not in tiles:
         back = layer.turned
         only = {name: size for name, size in tiles_of(back).items() if name.startswith("F_")}
-        dense = Launched(back, only, device, None)
-    return Launched(layer, tiles, device, dense)
+        dense = Kernels(back, make({**back.constants, **only}), None)
+    return Kernels(layer, make({**layer.constants, **tiles}), dense)
 
 
 def convolutions(x: Tensor, blocks: Sequence[Block]) -> Tensor | None:
@@ -192,7 +173,7 @@ def convolutions(x: Tensor, blocks: Sequence[Block]) -> Tensor | None:
         if given != depth or kernel != wide:
             return None
         layer = Layer(depth, height, width, count, kernel, pool, padding)
-        found = _checked(layer, x.device, low or _may_round())
+        found = _tried(layer, x.device, low or may_round())
         if found is None:
             return None
         chain.append(found)
@@ -202,10 +183,9 @@ def convolutions(x: Tensor, blocks: Sequence[Block]) -> Tensor | None:
     return made
 
 
-def _may_round() -> bool:
-    matmul: Any = torch.backends.cuda.matmul
-    newer = hasattr(matmul, "fp32_precision")  # torch 2.9
-    return bool(matmul.fp32_precision == "tf32" if newer else matmul.allow_tf32)
+def _tried(layer: Layer, device: torch.device, tf32: bool) -> Kernels | None:
+    shape = (layer, "tf32") if tf32 else layer
+    return tried(shape, device, lambda: kernels_of(layer, device, tf32), agrees)
 
 
 class _Chain(torch.autograd.Function):
@@ -263,27 +243,6 @@ def _beside(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-_FOUND: dict[tuple[Layer, torch.device, bool], Kernels | None] = {}
-
-
-def _checked(layer: Layer, device: torch.device, tf32: bool) -> Kernels | None:
-    """Return the kernels of a shape after a comparison; None if they cannot be used."""
-    key = (layer, device, tf32)
-    if key not in _FOUND:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return None  # nothing may be compiled or compared now
-        _FOUND[key] = None
-        try:
-            made = kernels_of(layer, device, tf32)
-            why = "" if agrees(made, device) else "the results differ from those of torch"
-            _FOUND[key] = None if why else made
-        except Exception as error:  # no compiler, an old GPU, a shape without tiles
-            why = f"{type(error).__name__}: {error}"
-        if why:
-            warnings.warn(f"{layer} is computed by torch: {why}", stacklevel=2)
-    return _FOUND[key]
-
-
 def agrees(kernels: Kernels, device: torch.device) -> bool:
     """Return whether the kernels and `layers.convolve` are equal on small whole numbers."""
     layer = kernels.layer
@@ -324,150 +283,3 @@ def _plainly(layer: Layer, *given: Tensor) -> tuple[Tensor, ...]:
             ])  # fmt: skip
         grads = torch.autograd.grad(made, leaves, given[3].double())
     return (made.detach(), *grads)
-
-
-# The compiler and the driver. Every call returns 0 where all is well.
-
-
-@cache
-def _driver() -> Any:
-    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-
-
-@cache
-def _compiler() -> Any:
-    """Return NVRTC, preferably the one that came with torch."""
-    wanted = (torch.version.cuda or "").partition(".")[0]
-    roots = [Path(path) for path in sys.path if path and Path(path, "nvidia").is_dir()]
-    paths = [str(path) for root in roots for path in root.glob("nvidia/*/lib/libnvrtc.so.*")]
-    paths = [path for path in paths if re.search(r"libnvrtc\.so\.\d+$", path)]
-    paths.sort(key=lambda path: not path.endswith(f".{wanted}"))
-    for path in (*paths, f"libnvrtc.so.{wanted}", "libnvrtc.so"):
-        try:
-            return ctypes.CDLL(path)
-        except OSError:
-            continue
-    raise OSError("no NVRTC; expected the wheel nvidia-cuda-nvrtc, which comes with torch for CUDA")
-
-
-def _check(code: int, what: str, log: str = "") -> None:
-    if code:
-        raise RuntimeError(f"{what} returned {code} {log}".strip())
-
-
-def _compiled(layer: Layer, tiles: Mapping[str, int], device: torch.device) -> bytes:
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) < _OLDEST:
-        raise RuntimeError(f"compute capability {major}.{minor}; expected at least 8.0")
-    source = _SOURCE.read_bytes()
-    options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17"]
-    options += [f"-D{name}={size}" for name, size in {**layer.defines, **tiles}.items()]
-    version = (ctypes.c_int * 2)()
-    nvrtc = _compiler()
-    _check(nvrtc.nvrtcVersion(ctypes.byref(version), ctypes.byref(version, 4)), "nvrtcVersion")
-    mark = hashlib.sha256(source + repr((options, list(version))).encode()).hexdigest()[:32]
-    return kept(f"convolve-{mark}.cubin", lambda: compile_source(source, options))
-
-
-def compile_source(source: bytes, options: Sequence[str]) -> bytes:
-    """Return machine code for a GPU; raise RuntimeError with the compiler's words."""
-    nvrtc, program, size = _compiler(), ctypes.c_void_p(), ctypes.c_size_t()
-    _check(
-        nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"convolve.cu", 0, None, None),
-        "nvrtcCreateProgram",
-    )
-    given = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
-    code = nvrtc.nvrtcCompileProgram(program, len(options), given)
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, log)
-    _check(code, "nvrtcCompileProgram", log.value.decode(errors="replace")[:2000])
-    _check(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)), "nvrtcGetCUBINSize")
-    cubin = ctypes.create_string_buffer(size.value)
-    _check(nvrtc.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return cubin.raw
-
-
-class _Module:
-    # Loaded machine code. Kernels of one process share torch's primary context.
-
-    def __init__(self, cubin: bytes, device: torch.device) -> None:
-        self._device = device
-        self._here = threading.local()
-        self._functions: dict[str, Any] = {}
-        self._shared: dict[str, int] = {}  # bytes a kernel may use
-        self._enter()
-        self._module = ctypes.c_void_p()
-        loaded = _driver().cuModuleLoadData(ctypes.byref(self._module), cubin)
-        _check(loaded, "cuModuleLoadData")
-
-    def _enter(self) -> None:
-        # Autograd's own threads begin without a context.
-        if getattr(self._here, "entered", False):
-            return
-        driver, context = _driver(), ctypes.c_void_p()
-        _check(driver.cuInit(0), "cuInit")
-        driver.cuCtxGetCurrent(ctypes.byref(context))
-        if not context.value:
-            device = ctypes.c_int()
-            index = self._device.index
-            index = torch.cuda.current_device() if index is None else index
-            _check(driver.cuDeviceGet(ctypes.byref(device), index), "cuDeviceGet")
-            _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "context")
-            _check(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
-        self._here.entered = True
-
-    def numbers(self, name: str) -> list[int]:
-        """Return an array of the source; empty if it has none of this name."""
-        place, size = ctypes.c_uint64(), ctypes.c_size_t()
-        driver = _driver()
-        if driver.cuModuleGetGlobal_v2(
-            ctypes.byref(place), ctypes.byref(size), self._module, name.encode()
-        ):
-            return []
-        found = (ctypes.c_int * (size.value // 4))()
-        _check(driver.cuMemcpyDtoH_v2(found, place, size), "cuMemcpyDtoH")
-        return list(found)
-
-    def launch(
-        self, name: str, blocks: int, threads: int, shared: int, given: Sequence[Any]
-    ) -> None:
-        self._enter()
-        values = [_argument(each) for each in given]
-        places = [ctypes.cast(ctypes.pointer(each), ctypes.c_void_p) for each in values]
-        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
-        done = _driver().cuLaunchKernel(
-            self._function(name, shared), blocks, 1, 1, threads, 1, 1, shared, stream,
-            (ctypes.c_void_p * len(places))(*places), None,
-        )  # fmt: skip
-        _check(done, f"{name}: cuLaunchKernel")
-
-    def _function(self, name: str, shared: int) -> Any:
-        driver = _driver()
-        if name not in self._functions:
-            found = ctypes.c_void_p()
-            got = driver.cuModuleGetFunction(ctypes.byref(found), self._module, name.encode())
-            _check(got, f"{name}: cuModuleGetFunction")
-            self._functions[name], self._shared[name] = found, 48 << 10
-        if shared > self._shared[name]:
-            allowed = driver.cuFuncSetAttribute(self._functions[name], 8, shared)
-            _check(allowed, f"{name}: {shared} bytes of shared memory")
-            self._shared[name] = shared
-        return self._functions[name]
-
-    def attributes(self, name: str) -> dict[Literal["registers", "spilled"], int]:
-        """Return the registers of a kernel, and its bytes of local memory per thread."""
-        found = [ctypes.c_int(), ctypes.c_int()]
-        function = self._function(name, 0)
-        _check(_driver().cuFuncGetAttribute(ctypes.byref(found[0]), 4, function), "attribute")
-        _check(_driver().cuFuncGetAttribute(ctypes.byref(found[1]), 3, function), "attribute")
-        return {"registers": found[0].value, "spilled": found[1].value}
-
-
-def _argument(given: Any) -> Any:
-    if given is None:
-        return ctypes.c_void_p()
-    if isinstance(given, Tensor):
-        return ctypes.c_void_p(given.data_ptr())
-    return (ctypes.c_longlong if isinstance(given, Long) else ctypes.c_int)(given)

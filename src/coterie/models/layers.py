@@ -550,6 +550,10 @@ class _StackedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
+        kernels = _few_rows(x, weight)
+        if kernels is not None:
+            made: Tensor = kernels.forward(x, weight, bias)
+            return made
         if bias is None:
             return torch.bmm(x, weight.mT)
         return torch.baddbmm(bias[:, None, :], x, weight.mT)
@@ -557,9 +561,23 @@ class _StackedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        x_grad = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
-        bias_grad = grad.sum(dim=1) if ctx.needs_input_grad[2] else None
+        needs = ctx.needs_input_grad
+        kernels = _few_rows(x, weight)
+        if kernels is not None:
+            found: tuple[Tensor | None, ...] = kernels.backward(grad, x, weight, needs[0], needs[2])
+            return found
+        x_grad = torch.bmm(grad, weight) if needs[0] else None
+        bias_grad = grad.sum(dim=1) if needs[2] else None
         return x_grad, torch.bmm(grad.mT, x), bias_grad
+
+
+def _few_rows(x: Tensor, weight: Tensor) -> Any:
+    # Kernels for a batch of few rows.
+    if not x.is_cuda:
+        return None
+    from coterie.models.linear_gpu import products
+
+    return products(x, weight)
 
 
 class _Convolve(torch.autograd.Function):

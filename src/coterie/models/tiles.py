@@ -57,7 +57,7 @@ class Layer:
         return Layer(self.filters, height, width, self.channels, self.kernel, 1, around, relu=False)
 
     @property
-    def defines(self) -> dict[str, int]:
+    def constants(self) -> dict[str, int]:
         """The layer as constants of the source."""
         return {
             "C": self.channels, "H": self.height, "W": self.width, "O": self.filters,
