@@ -64,6 +64,12 @@ def tried(
     return found
 
 
+def are_plain(*given: Tensor) -> bool:
+    """Return whether kernels may read these tensors: float32, and not wrapped by `torch.func`."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return all(each.dtype == torch.float32 and not wrapped(each) for each in given)
+
+
 def may_round() -> bool:
     """Return whether torch may round the factors of products to TF32."""
     matmul: Any = torch.backends.cuda.matmul

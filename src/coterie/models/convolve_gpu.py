@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coterie.core.nvrtc import Long, may_round, module_of, tried
+from coterie.core.nvrtc import Long, are_plain, may_round, module_of, tried
 from coterie.models.layers import Block, convolve, pad_images, rows_last
 from coterie.models.tiles import Layer, tiles_of
 
@@ -158,8 +158,11 @@ def built(
     return Kernels(layer, make({**layer.constants, **tiles}), dense)
 
 
-def convolutions(x: Tensor, blocks: Sequence[Block]) -> Tensor | None:
-    """Return images (c, n, C, H, W) after blocks; None if these kernels cannot compute them."""
+def convolutions(x: Tensor, blocks: Sequence[Block], relu: bool = True) -> Tensor | None:
+    """Return images (c, n, C, H, W) after blocks; None if these kernels cannot compute them.
+
+    Without `relu` they are not rectified.
+    """
     low = torch.is_autocast_enabled(x.device.type)
     # Also under bfloat16: with rounded factors they are faster than products with its patches.
     x = x.float() if low and x.dtype == torch.bfloat16 else x
@@ -172,7 +175,7 @@ def convolutions(x: Tensor, blocks: Sequence[Block]) -> Tensor | None:
         count, given, kernel, wide = weight.shape[1:]
         if given != depth or kernel != wide:
             return None
-        layer = Layer(depth, height, width, count, kernel, pool, padding)
+        layer = Layer(depth, height, width, count, kernel, pool, padding, relu)
         found = _tried(layer, x.device, low or may_round())
         if found is None:
             return None

@@ -427,6 +427,9 @@ class _Convolution(torch.autograd.Function):
         rows, filters = _leading(x, in_dims[0], clients), _leading(weight, in_dims[1], clients)
         shifts = None if bias is None else _leading(bias, in_dims[2], clients)
         if on_gpu(x):
+            convolved = _by_kernels(rows, filters, shifts, how)
+            if convolved is not None:
+                return convolved, 0
             if _is_dense(rows, filters, how):
                 rows, filters, shifts = _lowered(rows, filters, shifts)
                 return patches.convolution(rows, filters, shifts, how[1]), 0
@@ -436,6 +439,18 @@ class _Convolution(torch.autograd.Function):
             return _unfolded(rows, filters, shifts, how), 0
         each: Any = [None] * clients if shifts is None else shifts.unbind()
         return torch.stack(list(map(plain, rows.unbind(), filters.unbind(), each))), 0
+
+
+def _by_kernels(rows: Tensor, filters: Tensor, shifts: Tensor | None, how: Any) -> Tensor | None:
+    # By kernels made for this shape, if there can be any.
+    stride, padding, dilation, groups = how
+    plain = {*stride, *dilation, groups} == {1} and rows.dim() == 5 and len({*padding}) == 1
+    if not (plain and rows.is_cuda):
+        return None
+    from coterie.models.convolve_gpu import convolutions
+
+    bias = filters.new_zeros(filters.shape[:2]) if shifts is None else shifts
+    return convolutions(rows, [Block(filters, bias, 1, padding[0])], relu=False)
 
 
 def _is_dense(rows: Tensor, filters: Tensor, how: Any) -> bool:

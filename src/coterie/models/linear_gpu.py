@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from coterie.core.nvrtc import Module, may_round, module_of, tried
+from coterie.core.nvrtc import Module, are_plain, may_round, module_of, tried
 
 _SOURCE = Path(__file__).with_name("linear.cu")
 _ROWS = 16  # more are faster by cuBLAS
@@ -64,7 +64,7 @@ def products(x: Tensor, weight: Tensor) -> Products | None:
     """Return the kernels for rows (c, n, in) and weights (c, out, in); None if there are none."""
     (clients, rows, inputs), outputs = x.shape, weight.shape[1]
     small = 0 < rows <= _ROWS and inputs % 4 == 0 and inputs >= _THREADS and outputs <= 512
-    plain = x.dtype == weight.dtype == torch.float32 and all(map(_is_aligned, (x, weight)))
+    plain = are_plain(x, weight) and all(map(_is_aligned, (x, weight)))
     if not (small and plain and clients) or may_round():
         return None
     shape = Shape(rows, inputs, outputs)
