@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coterie.core.nvrtc import Long, are_plain, may_round, module_of, tried
+from coterie.core.nvrtc import Long, may_round, module_of, tried
 from coterie.models.layers import Block, convolve, pad_images, rows_last
 from coterie.models.tiles import Layer, tiles_of
 
