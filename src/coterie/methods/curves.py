@@ -46,7 +46,7 @@ _FREE = 1.0  # added to variances of linear effects: what linear models lack is 
 _STEP = 4 / 3
 _FACTOR = 4.0  # standard deviations beyond which curves are earned
 _PART = 3  # of the rounds that are searched, one in so many
-_WORTH = 0.12  # the square that a search must be able to show
+_WORTH = 0.11  # the square that a search must be able to show
 
 
 def search_of(spec: Spec, n_mu: float, rounds: int) -> int:
