@@ -548,8 +548,8 @@ MUTANTS = (
     Mutant(
         "audited: noise of the first round used again",
         "privacy/billboard.py",
-        "shapes, entropy = mechanism.totals(self._template), self._entropy(index)",
-        "shapes, entropy = mechanism.totals(self._template), self._entropy(0)",
+        "entropy, draws = self._entropy(index), mechanism.draws(shapes)",
+        "entropy, draws = self._entropy(0), mechanism.draws(shapes)",
         "tests/audit/test_claims.py::test_the_claim_holds[random]",
     ),
     Mutant(
