@@ -54,7 +54,7 @@ _CACHED = 1 << 20
 _UNEVEN, _UNEVEN_GPU = 64, 2048
 # Clients, and their places; everybody as slices, which are copied at once.
 Pair = tuple[Tensor | slice, Tensor | slice]
-_KEPT = 16  # recordings
+_KEPT, _KEPT_WHOLE = 16, 4  # recordings of a step, and of all steps, which belong to one data set
 _AT_ONCE = 32  # steps of a recording
 _WARM_UP = 3
 
@@ -616,9 +616,15 @@ def record(recipe: Recipe) -> Recording | None:
     """Return a recorded step; None if the model cannot be recorded."""
     try:
         return Recording(recipe)
-    except RuntimeError:
+    except Exception:  # an error of the model's own is raised again without a recording
         torch.cuda.synchronize(recipe.device)
         return None
+
+
+@lru_cache(maxsize=_KEPT_WHOLE)
+def record_all(recipe: Recipe) -> Recording | None:
+    """Return all steps of a call as one recording; None if the model cannot be recorded."""
+    return record.__wrapped__(recipe)
 
 
 @cache
@@ -860,8 +866,8 @@ class SGD:
             steps=len(schedule) if at_once else 1,
             rows=Rows.of(schedule.clients) if at_once else None,
         )
-        found = record(recipe)
-        return found or (record(replace(recipe, steps=1, rows=None)) if at_once else None)
+        whole = record_all(recipe) if at_once else None
+        return whole or record(replace(recipe, steps=1, rows=None))
 
     @torch.no_grad()
     def _step(self, stack: Stack, work: "_Work | Recipe", grads: list[Tensor]) -> None:
