@@ -489,12 +489,13 @@ def test_recorded_penalties_agree_with_the_cpu(name, term):
     data = dataset("multiclass", shape)
     start, anchor, toward = trees(model, data)
     settings = SGD(steps=6, batch=4, momentum=0.5)
+    there = {device: data.to(device) for device in ("cpu", "cuda")}  # a recording is of these rows
 
     def train(device, change):
         moved = {leaf: (rows + change).to(device) for leaf, rows in start.items()}
         theirs = {leaf: rows.to(device) for leaf, rows in toward.items()}
         lam = {leaf: rows.abs() for leaf, rows in theirs.items()} if term == "ewc" else 0.0
-        clients = data.to(device).clients(np.arange(len(data)))
+        clients = there[device].clients(np.arange(len(data)))
         near = Near(0.7, theirs) if term == "kl" else None
         found = settings(model, moved, clients, RNG, anchor=anchor, lam=lam, near=near)
         return {leaf: rows.cpu() for leaf, rows in found.items()}
