@@ -778,7 +778,7 @@ MISTAKES = [
     (f"{RUN} --simulation-seed x", "--simulation-seed"),
     # names
     (f"{RUN} --method nope", "globalsvm, local, local_star, localsvm"),
-    (f"{RUN} --model nope", "expected one of celeba_cnn, char_lstm, cnn,"),
+    (f"{RUN} --model nope", "expected one of additive, celeba_cnn, char_lstm, cnn,"),
     ("run", "--data"),
     ("run --data nope.csv", "nope.csv"),
     ("data show nope.csv", "nope.csv"),
