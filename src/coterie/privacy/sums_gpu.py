@@ -138,7 +138,7 @@ def differing(device: torch.device, clients: int = 19, numbers: int = 4099) -> s
     facts = Facts(0.7, 1 + (numbers + 16) * 2.0**-52, 2.0**-21, 0.7 * 1.3 * 2**21, 2.0**-18)
     made = np.random.default_rng(0).standard_normal((clients, numbers)).astype(np.float32)
     made *= np.float32(2.0) ** np.arange(-12, clients - 12, dtype=np.float32)[:, None]
-    made[3, 5], made[7, 0], made[8, 1] = np.nan, np.inf, 1e38
+    made[3, -1], made[7, 0], made[8, numbers // 2] = np.nan, np.inf, 1e38
     keys = np.arange(8 * clients, dtype=np.uint32).reshape(clients, 8)
     rows = torch.from_numpy(made).to(device)
     wanted, factors = on_cpu(made, facts)
