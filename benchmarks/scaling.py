@@ -203,7 +203,7 @@ def measure(cell, device="cpu"):
     privacy = Privacy(epsilon=cell.epsilon)
     plan = plan_for(train.spec, privacy, method=method, sampler=sampler, simulation_seed=cell.seed)
     half = device != "cpu" and cell.kind == "large"  # products of steps only
-    speed = Speed(device=device, precision="bfloat16" if half else "float32")
+    speed = Speed(device=device, precision="bfloat16" if half else "float32", block=500 * half)
     outcome = simulate(plan, train, speed=speed)
     found = evaluate(plan.method.model, outcome.rows, test.to(device))
     advice = advice_for(plan, train.spec)

@@ -608,3 +608,27 @@ def test_published_noise_of_fedavg_falls_on_the_whole_model():
     assert change.keys() == shared.keys()
     with pytest.raises(ValueError, match=r"give sgd\.steps"):
         FedAvg(step_noise=1.0)
+
+
+def test_heads_that_grow_a_little_in_every_round_do_not_diverge():
+    """A round's check allows a head to grow to twice its size: over 60 rounds beyond all limits."""
+    data = regression(clients=8)
+    plan = Plan(method=DPFedMTL(), privacy=Privacy(epsilon=8.0), rounds=60, simulation_seed=0)
+    found = simulate(plan, data).rows(np.arange(8))
+    sizes = torch.stack([leaf.flatten(1).norm(dim=1) for leaf in found.values()]).norm(dim=0)
+    assert float(sizes.max()) < 100
+
+
+def test_a_network_that_diverged_over_the_rounds_is_the_shared_one_again():
+    data, method = regression(clients=3), PMTL(model=MLP(hidden=(8,)), sgd=SGD(lr=1e-6))
+    clients, shared = data.clients(np.arange(3)), method.init(data.spec, Rng.seeded(0))
+    personal = method.init_client_state(shared, data.spec, 3)
+    personal = {name: leaf.clone() for name, leaf in personal.items()}
+    for leaf in personal.values():
+        leaf[1] *= 1e12
+    found = method.personalise(shared, personal, clients, Rng.seeded(1))
+    after, _ = method.local_update(shared, personal, clients, Rng.seeded(1), 0)
+    for models in (found, after):
+        for name, leaf in shared.items():
+            assert torch.equal(models[name][1], leaf)
+            assert torch.allclose(models[name][0], leaf, atol=1e-3)

@@ -218,7 +218,8 @@ class DPFedMTL(Proximal):
             )
         )
         change = {name: after[name] - leaf for name, leaf in layers.items()}
-        return {name: after[name] for name in personal}, change
+        kept = self.problem().settle(stack(shared, len(clients)), after, clients)
+        return {name: kept[name] for name in personal}, change
 
     def server_update(self, shared: Tree, post: Post) -> Tree:
         """Move the shared layers by the released mean."""
@@ -231,7 +232,8 @@ class DPFedMTL(Proximal):
         models = self.joined(shared, personal)
         if not self.last_solve:
             return models
-        return self._fit_heads(models, personal, clients, rng, 0)
+        after = self._fit_heads(models, personal, clients, rng, 0)
+        return self.problem().settle(stack(shared, len(clients)), after, clients)
 
     def current_models(self, shared: Tree, personal: Tree, clients: Clients) -> Tree:
         """Put the heads as they are on the shared layers as they are."""

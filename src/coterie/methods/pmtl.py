@@ -319,6 +319,7 @@ class PMTL(Proximal):
         problem = self._weighed(self.problem(), clients)
         after = problem.solve(start, clients, rng, round=round, anchor=anchor, keep_failed=True)
         change = subtract(after, anchor if self.change_from == "shared" else start)
+        after = self._settled(problem, anchor, after, clients)
         if not self.clusters:
             return after, change
         return begun(after), self._placed(change, clients.ids)
@@ -358,7 +359,15 @@ class PMTL(Proximal):
         problem = self._weighed(self.last_problem(), clients)
         if self._averages(problem, clients.spec):
             return finite_or(self._average(anchor, clients), start)
-        return problem.solve(start, clients, rng, round=0, anchor=anchor)
+        after = problem.solve(start, clients, rng, round=0, anchor=anchor)
+        return self._settled(problem, anchor, after, clients)
+
+    def _settled(self, problem: LocalProblem, anchor: Tree, after: Tree, clients: Clients) -> Tree:
+        """Return networks, and the shared one for clients whose own has diverged."""
+        if isinstance(self.model, Linear):
+            return after
+        stacked = anchor if self.clusters else stack(anchor, len(clients))
+        return problem.settle(stacked, after, clients)
 
     def _averages(self, problem: LocalProblem, spec: Spec) -> bool:
         """Return whether the last fits are averaged over penalties."""

@@ -267,6 +267,13 @@ class LocalProblem:
                     sums[number] += torch.where(share > 0, losses, 0).sum(dim=1)
         return found / send(clients.counts, like.device).clamp_min(1)
 
+    def settle(self, fallback: Tree, after: Tree, clients: Clients) -> Tree:
+        """Return models, and a fallback for clients whose model has diverged since it was that.
+
+        Models that are kept over rounds can grow a little in each of them.
+        """
+        return self._guard(fallback, after, clients, keep_failed=False)
+
     def _losses(self, params: Tree, clients: Clients) -> Tensor:
         with torch.no_grad():
             outputs = self.model.apply_stacked(params, clients.x)
