@@ -68,6 +68,7 @@ FIELDS = ("kind", "clients", "seed", "method", "epsilon", "error", "rounds", "ve
 KEYS = FIELDS[:5]
 LOCAL = ("local linear", "local network")
 ADAPTED = ", adaptive"
+SHOWN = (20, 40_000)  # clients on an axis
 ENOUGH = 0.99  # of the error of local training
 COLOURS = {
     "dpfedmtl": "#54a24b",
@@ -233,6 +234,11 @@ def means(lines):
     return result
 
 
+def kinds_of(result):
+    """Return the kinds that were measured."""
+    return [kind for kind in MODELS if any(key[0] == kind for key in result)]
+
+
 def ratios_of(result, kind, method, epsilon):
     """Return the sizes of a method, and its errors over those of local training."""
     sizes = sorted(n for k, m, e, n in result if (k, m, e) == (kind, method, epsilon))
@@ -259,7 +265,9 @@ def crossing(result, kind, method, epsilon):
     if start is None or start == sizes[0]:
         return start
     at = sizes.index(start)
-    above, below = (math.log(min(ratio, 10) / ENOUGH) for ratio in ratios[at - 1 : at + 1])
+    above, below = (
+        math.log((ratio if ratio < 10 else 10) / ENOUGH) for ratio in ratios[at - 1 : at + 1]
+    )
     share = above / (above - below)
     return sizes[at - 1] * (start / sizes[at - 1]) ** share
 
@@ -272,7 +280,7 @@ def shown_error(error):
 def table(result):
     """Return both tables as Markdown: errors, and from how many clients joining pays."""
     out = []
-    for kind in sorted({key[0] for key in result}):
+    for kind in kinds_of(result):
         sizes = sorted({n for k, _, _, n in result if k == kind})
         rows = sorted({(m, e) for k, m, e, _ in result if k == kind}, key=lambda one: one[::-1])
         out.append(
@@ -286,7 +294,7 @@ def table(result):
             start = pays_from(result, kind, method, epsilon) if private else None
             last = ("never here" if start is None else f"{start:,}") if private else ""
             cells = [method, f"{epsilon:g}" if private else "", *shown, last]
-            if (method, epsilon) != ("local", 0.0):
+            if (method, epsilon) != ("local", 0.0) and not method.endswith(ADAPTED):
                 out.append("| " + " | ".join(cells) + " |")
         out.append("")
     return "\n".join(out)
@@ -296,7 +304,7 @@ def draw(result, folder):
     """Plot errors relative to the better local training, by size."""
     from mpmtl import canvas, save
 
-    kinds = sorted({key[0] for key in result}, reverse=True)
+    kinds = kinds_of(result)
     epsilons = sorted({e for _, _, e, _ in result if 0 < e < math.inf})
     figure, axes = canvas(len(kinds), len(epsilons), height=2.6)
     for place, axis in enumerate(axes):
@@ -305,8 +313,7 @@ def draw(result, folder):
             sizes, ratios = ratios_of(result, kind, method, epsilon)
             axis.plot(sizes, ratios, label=method, color=colour, marker="o", markersize=3)
         axis.axhline(1, color="#555555", linestyle=":", label="local")
-        axis.set_xscale("log")
-        axis.set_ylim(0, 1.6)
+        axis.set(xscale="log", xlim=SHOWN, ylim=(0, 1.6))
         axis.set_title(f"{kind}, epsilon {epsilon:g}", fontsize=9)
         axis.set_xlabel("clients")
     axes[0].set_ylabel("error / error of local training")
@@ -318,11 +325,11 @@ def draw_pays(result, folder):
     """Plot how many clients it takes until joining pays, by epsilon."""
     from mpmtl import canvas, save
 
-    kinds = sorted({key[0] for key in result}, reverse=True)
+    kinds = kinds_of(result)
     epsilons = sorted({e for _, _, e, _ in result if 0 < e < math.inf})
     figure, axes = canvas(1, len(kinds), height=2.8)
     for kind, axis in zip(kinds, axes, strict=True):
-        axis.set_ylim(20, 40_000)  # a logarithmic axis without any point needs limits
+        axis.set_ylim(SHOWN)  # a logarithmic axis without any point needs limits
         for method, colour in COLOURS.items():
             needed = [crossing(result, kind, method, epsilon) for epsilon in epsilons]
             shown = [math.nan if one is None else one for one in needed]
