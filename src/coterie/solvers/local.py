@@ -36,6 +36,9 @@ _SMALL_CLASSES, _SMALL_WEIGHTS = 256, 2048  # features, and features times outpu
 _FISHER_ROWS, _FISHER = 64, {"cpu": 1 << 22, "cuda": 1 << 27}
 
 
+_FAR = 10.0  # times the norm of the shared model: a model that is kept is looked at again
+
+
 class Doubts:
     """Which models have grown, noted on a GPU while the host goes on.
 
@@ -208,14 +211,16 @@ class LocalProblem:
             slower = replace(self.sgd, lr=self.sgd.lr * 0.5**count)
             yield everyone[halvings == count], slower
 
-    def _guard(self, start: Tree, after: Tree, clients: Clients, keep_failed: bool) -> Tree:
+    def _guard(
+        self, start: Tree, after: Tree, clients: Clients, keep_failed: bool, far: float = 2.0
+    ) -> Tree:
         """Reset a client whose steps diverged to its start, which releases nothing.
 
         A model has diverged if it is not finite, or if it grew and increased the loss on own rows
         (steps on squared loss are unbounded and could grow from round to round).
         """
         sizes = _norms(after)
-        doubtful = ~(sizes <= 2 * _norms(start) + 1)  # NaN is doubtful too
+        doubtful = ~(sizes <= far * _norms(start) + far / 2)  # NaN is doubtful too
         later = _LATER.get()
         if later is not None:
             later.note(doubtful)
@@ -272,7 +277,7 @@ class LocalProblem:
 
         Models that are kept over rounds can grow a little in each of them.
         """
-        return self._guard(fallback, after, clients, keep_failed=False)
+        return self._guard(fallback, after, clients, keep_failed=False, far=_FAR)
 
     def _losses(self, params: Tree, clients: Clients) -> Tensor:
         with torch.no_grad():
