@@ -444,7 +444,9 @@ class Stack:
         given += [*anchors, *work.proximal.weights.values(), *near]
         with torch.no_grad():
             if isinstance(who, slice) and mine[0].is_cuda:  # in one call
-                torch._foreach_copy_([leaf[places] for leaf in mine], given)
+                all_places = places == slice(0, len(mine[0]))
+                into = mine if all_places else [leaf[places] for leaf in mine]
+                torch._foreach_copy_(into, given)
                 mine, given = [], []
             for leaf, source in zip(mine, given, strict=True):
                 if leaf is not source:
