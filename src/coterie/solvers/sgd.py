@@ -556,23 +556,26 @@ class Recording:
             picked = recipe.rows.found()
         gradient = stacked_gradient(recipe.model, recipe.task, recipe.trained)
 
-        def step() -> None:
-            if recipe.rows is None:
-                sgd._step(self.stack, recipe, gradient(params, self._batch, near))
-                return
-            for number in range(recipe.steps):
-                batch = self._plan.at(number, *picked)
+        def take(numbers: range) -> None:
+            for number in numbers:
+                batch = self._plan.at(number, *picked) if self.takes_all else self._batch
                 sgd._step(self.stack, recipe, gradient(params, batch, near))
 
-        self._graph = torch.cuda.CUDAGraph()
+        # The first step has a graph of its own: a GPU begins with it while the host still launches
+        # the many parts of the others.
+        parts = [each for each in (range(1), range(1, recipe.steps)) if each]
+        self._graphs = [torch.cuda.CUDAGraph() for _ in parts]
         stream = torch.cuda.Stream(recipe.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(recipe.device))
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
-                step()
+                take(range(recipe.steps))
         torch.cuda.current_stream(recipe.device).wait_stream(stream)
-        with torch.cuda.graph(self._graph):
-            step()
+        for graph, part in zip(self._graphs, parts, strict=True):
+            # In the memory of the first, which is done when the second begins.
+            pool = None if graph is self._graphs[0] else self._graphs[0].pool()
+            with torch.cuda.graph(graph, pool=pool):
+                take(part)
 
     def step(self, batch: Batch) -> None:
         """Take a step."""
@@ -580,7 +583,11 @@ class Recording:
             for static, now in zip(self._batch, batch, strict=True):
                 if static is not None and now is not None:
                     static.copy_(now)
-            self._graph.replay()
+            self._replay()
+
+    def _replay(self) -> None:
+        for graph in self._graphs:
+            graph.replay()
 
     def run(self, schedule: Schedule) -> None:
         """Take all steps of a call."""
@@ -590,7 +597,7 @@ class Recording:
             ):
                 if static is not None and now is not None:
                     static.copy_(now)
-            self._graph.replay()
+            self._replay()
 
 
 class _Plan(NamedTuple):
