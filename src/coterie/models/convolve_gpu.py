@@ -217,6 +217,7 @@ class _Chain(torch.autograd.Function):
         # is held until both are done.
         here, beside = torch.cuda.current_stream(grad.device), _beside(grad.device)
         found: list[Sums] = []
+        forked = False
         for at in reversed(range(count)):
             grad = _aligned(grad)
             if chain[at].layer.relu and chain[at].layer.pool == 1:
@@ -228,10 +229,12 @@ class _Chain(torch.autograd.Function):
                 sums.start()
             else:
                 beside.wait_stream(here)
+                forked = True
                 with torch.cuda.stream(beside):
                     sums.start()
                 grad = chain[at].images(grad, codes[at], weights[at])
-        here.wait_stream(beside)
+        if forked:  # a graph that is recorded may wait for its own work alone
+            here.wait_stream(beside)
         flat = [part for sums in found for part in (sums.weight, sums.bias)]
         return (grad if ctx.needs_input_grad[0] else None, None, *flat)
 
