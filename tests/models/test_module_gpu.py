@@ -112,13 +112,13 @@ def test_steps_are_the_same_on_both_devices(name, length):
 @pytest.mark.parametrize("name", ["images", "recurrent", "plain"])
 def test_a_step_with_seeds_can_be_recorded(name, monkeypatch):
     made = []
-    record = graphs.record.__wrapped__
+    record = graphs.record_all.__wrapped__
 
     def noted(recipe):
         made.append(record(recipe))
         return made[-1]
 
-    monkeypatch.setattr("coterie.solvers.sgd.record", noted)
+    monkeypatch.setattr("coterie.solvers.sgd.record_all", noted)
     model, data = MODELS[name], data_of(name).to("cuda")
     start = {
         leaf: rows.cuda() for leaf, rows in stack(model.init(data.spec, Rng.seeded(0)), 7).items()

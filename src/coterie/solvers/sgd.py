@@ -620,9 +620,7 @@ class _Plan(NamedTuple):
         return Batch(features[rows].to(share), targets[rows], share, seeds)
 
 
-@lru_cache(maxsize=_KEPT)
-def record(recipe: Recipe) -> Recording | None:
-    """Return a recorded step; None if the model cannot be recorded."""
+def _recorded(recipe: Recipe) -> Recording | None:
     try:
         return Recording(recipe)
     except Exception:  # an error of the model's own is raised again without a recording
@@ -630,10 +628,16 @@ def record(recipe: Recipe) -> Recording | None:
         return None
 
 
+@lru_cache(maxsize=_KEPT)
+def record(recipe: Recipe) -> Recording | None:
+    """Return a recorded step; None if the model cannot be recorded."""
+    return _recorded(recipe)
+
+
 @lru_cache(maxsize=_KEPT_WHOLE)
 def record_all(recipe: Recipe) -> Recording | None:
     """Return all steps of a call as one recording; None if the model cannot be recorded."""
-    return record.__wrapped__(recipe)
+    return _recorded(recipe)
 
 
 @cache
