@@ -74,6 +74,7 @@ def asked(given: argparse.Namespace, source: str, program: str, *words: str) -> 
     if made.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {made.returncode}")
     last: dict[str, float] = json.loads(made.stdout.splitlines()[-1])
+    print(program, source, json.dumps(last), file=sys.stderr, flush=True)
     return last
 
 
@@ -99,7 +100,7 @@ def measure(given: argparse.Namespace) -> None:
     found["whole round"] = peers.ours(w1)
     try:
         found["whole round, tf32"] = peers.ours(w1, precision="tf32")
-    except ValueError:
+    except (ValueError, AttributeError):
         print("no tf32 in this version", file=sys.stderr)
     sgd = SGD(lr=methods.LR, steps=10, batch=methods.BATCH)
     for name in given.models:
