@@ -190,9 +190,7 @@ class _Recurrence(torch.autograd.Function):
         if _is_whole(kind):
             _launch(kernel, kind, u, rows, out, cell, u, *given, 0, times)
         else:
-            first.zero_()
-            if cell is not None:
-                first[1] = cell
+            first[0], first[1] = 0, 0 if cell is None else cell
             back, factors = first[0], u.to(hidden.dtype)
             for step in range(times):
                 _launch(kernel, kind, u, rows, out, back, u, *given, step, step + 1)
@@ -203,9 +201,8 @@ class _Recurrence(torch.autograd.Function):
         needs = ctx.needs_input_grad
         x_grad = torch.bmm(mapped, w).reshape(shape) if needs[0] else None
         b_grad = mapped.sum(dim=1, dtype=torch.float32) if needs[3] or needs[4] else None
-        b2_grad = b_grad
-        if kind.mode == "GRU" and needs[4]:
-            b2_grad = recalled.sum(dim=1, dtype=torch.float32)
+        own = kind.mode == "GRU" and needs[4]
+        b2_grad = recalled.sum(dim=1, dtype=torch.float32) if own else b_grad
         return (
             x_grad,
             _product(mapped, flat) if needs[1] else None,
@@ -299,10 +296,59 @@ def _turned(u, gate: tl.constexpr, j, H: tl.constexpr, LOW: tl.constexpr):
 
 
 @triton.jit
+def _back(left, u, gate: tl.constexpr, total, down, along, H: tl.constexpr, LOW: tl.constexpr):
+    return _times(left, _weights(u, gate, down, along, H, LOW), total, LOW)
+
+
+@triton.jit
 def _bias(b, b2, has, has2, gate: tl.constexpr, j, H: tl.constexpr):
     at = gate * H + j[None, :]
     first = tl.load(b + at, mask=(j < H)[None, :] & (has != 0), other=0.0)
     return first + tl.load(b2 + at, mask=(j < H)[None, :] & (has2 != 0), other=0.0)
+
+
+@triton.jit
+def _read(at, ok, H: tl.constexpr):
+    # The numbers of four gates, side by side.
+    i = tl.load(at, mask=ok, other=0.0).to(tl.float32)
+    f = tl.load(at + H, mask=ok, other=0.0).to(tl.float32)
+    g = tl.load(at + 2 * H, mask=ok, other=0.0).to(tl.float32)
+    o = tl.load(at + 3 * H, mask=ok, other=0.0).to(tl.float32)
+    return i, f, g, o
+
+
+@triton.jit
+def _read_three(at, ok, H: tl.constexpr):
+    r = tl.load(at, mask=ok, other=0.0).to(tl.float32)
+    z = tl.load(at + H, mask=ok, other=0.0).to(tl.float32)
+    n = tl.load(at + 2 * H, mask=ok, other=0.0).to(tl.float32)
+    return r, z, n
+
+
+@triton.jit
+def _write(at, i, f, g, o, ok, H: tl.constexpr):
+    tl.store(at, i, mask=ok)
+    tl.store(at + H, f, mask=ok)
+    tl.store(at + 2 * H, g, mask=ok)
+    tl.store(at + 3 * H, o, mask=ok)
+
+
+@triton.jit
+def _write_three(at, r, z, n, ok, H: tl.constexpr):
+    tl.store(at, r, mask=ok)
+    tl.store(at + H, z, mask=ok)
+    tl.store(at + 2 * H, n, mask=ok)
+
+
+@triton.jit
+def _begun(states, slot, given, at, ok, started, INSIDE: tl.constexpr):
+    # The state before the first step of a launch, which a launch of all steps also writes.
+    if INSIDE:
+        x = tl.load(given + at, mask=ok & (started != 0), other=0.0).to(tl.float32)
+        tl.store(states + slot, x, mask=ok)
+    else:
+        x = tl.load(states + slot, mask=ok, other=0.0).to(tl.float32)
+    return x
 
 
 @triton.jit(do_not_specialize=["turned", "keeps", "has", "has2", "started", "begin", "end"])
@@ -318,48 +364,28 @@ def _lstm_forward(
     unit = j[None, :]
     ok = (r < rows)[:, None] & (unit < H)
     row = client * rows + r[:, None]
-    b += client * 4 * H
-    b2 += client * 4 * H
-    if INSIDE:
-        u += client * 4 * H * H
-    else:
-        u += row * 4 * H + unit
+    b, b2 = b + client * 4 * H, b2 + client * 4 * H
+    u += client * 4 * H * H if INSIDE else row * 4 * H + unit
     if HOLD:
-        ui = _turned(u, 0, j, H, LOW)
-        uf = _turned(u, 1, j, H, LOW)
-        ug = _turned(u, 2, j, H, LOW)
-        uo = _turned(u, 3, j, H, LOW)
-    bi = _bias(b, b2, has, has2, 0, j, H)
-    bf = _bias(b, b2, has, has2, 1, j, H)
-    bg = _bias(b, b2, has, has2, 2, j, H)
-    bo = _bias(b, b2, has, has2, 3, j, H)
+        ui, uf = _turned(u, 0, j, H, LOW), _turned(u, 1, j, H, LOW)
+        ug, uo = _turned(u, 2, j, H, LOW), _turned(u, 3, j, H, LOW)
+    bi, bf = _bias(b, b2, has, has2, 0, j, H), _bias(b, b2, has, has2, 1, j, H)
+    bg, bo = _bias(b, b2, has, has2, 2, j, H), _bias(b, b2, has, has2, 3, j, H)
     before = begin + turned * (times - 2 * begin)
     slot = ((client * (times + 1) + before) * rows + r[:, None]) * H + unit
-    if INSIDE:
-        h = tl.load(h0 + row * H + unit, mask=ok & (started != 0), other=0.0).to(tl.float32)
-        c = tl.load(c0 + row * H + unit, mask=ok & (started != 0), other=0.0).to(tl.float32)
-        tl.store(hidden + slot, h, mask=ok)
-        tl.store(cells + slot, c, mask=ok)
-    else:
-        h = tl.load(hidden + slot, mask=ok, other=0.0).to(tl.float32)
-        c = tl.load(cells + slot, mask=ok, other=0.0).to(tl.float32)
+    h = _begun(hidden, slot, h0, row * H + unit, ok, started, INSIDE)
+    c = _begun(cells, slot, c0, row * H + unit, ok, started, INSIDE)
     for s in range(begin, end):
         t = s + turned * (times - 1 - 2 * s)
         at = ((client * times + t) * rows + r[:, None]) * 4 * H + unit
-        i = tl.load(mapped + at, mask=ok, other=0.0).to(tl.float32) + bi
-        f = tl.load(mapped + at + H, mask=ok, other=0.0).to(tl.float32) + bf
-        g = tl.load(mapped + at + 2 * H, mask=ok, other=0.0).to(tl.float32) + bg
-        o = tl.load(mapped + at + 3 * H, mask=ok, other=0.0).to(tl.float32) + bo
+        i, f, g, o = _read(mapped + at, ok, H)
+        i, f, g, o = i + bi, f + bf, g + bg, o + bo
         if not INSIDE:
-            i += tl.load(u, mask=ok, other=0.0).to(tl.float32)
-            f += tl.load(u + H, mask=ok, other=0.0).to(tl.float32)
-            g += tl.load(u + 2 * H, mask=ok, other=0.0).to(tl.float32)
-            o += tl.load(u + 3 * H, mask=ok, other=0.0).to(tl.float32)
+            ui, uf, ug, uo = _read(u, ok, H)
+            i, f, g, o = i + ui, f + uf, g + ug, o + uo
         elif HOLD:
-            i = _times(h, ui, i, LOW)
-            f = _times(h, uf, f, LOW)
-            g = _times(h, ug, g, LOW)
-            o = _times(h, uo, o, LOW)
+            i, f = _times(h, ui, i, LOW), _times(h, uf, f, LOW)
+            g, o = _times(h, ug, g, LOW), _times(h, uo, o, LOW)
         else:
             i = _times(h, _turned(u, 0, j, H, LOW), i, LOW)
             f = _times(h, _turned(u, 1, j, H, LOW), f, LOW)
@@ -368,11 +394,7 @@ def _lstm_forward(
         i, f, g, o = _sigmoid(i), _sigmoid(f), _tanh(g), _sigmoid(o)
         c = f * c + i * g
         h = o * _tanh(c)
-        kept = ok & (keeps != 0)
-        tl.store(gates + at, i, mask=kept)
-        tl.store(gates + at + H, f, mask=kept)
-        tl.store(gates + at + 2 * H, g, mask=kept)
-        tl.store(gates + at + 3 * H, o, mask=kept)
+        _write(gates + at, i, f, g, o, ok & (keeps != 0), H)
         slot = ((client * (times + 1) + t + 1 - turned) * rows + r[:, None]) * H + unit
         tl.store(hidden + slot, h, mask=ok)
         tl.store(cells + slot, c, mask=ok)
@@ -392,10 +414,8 @@ def _lstm_backward(
     ok = (r < rows)[:, None] & (unit < H)
     u += client * 4 * H * H
     if HOLD:
-        ui = _weights(u, 0, down, along, H, LOW)
-        uf = _weights(u, 1, down, along, H, LOW)
-        ug = _weights(u, 2, down, along, H, LOW)
-        uo = _weights(u, 3, down, along, H, LOW)
+        ui, uf = _weights(u, 0, down, along, H, LOW), _weights(u, 1, down, along, H, LOW)
+        ug, uo = _weights(u, 2, down, along, H, LOW), _weights(u, 3, down, along, H, LOW)
     start = (client * rows + r[:, None]) * H + unit
     later = first + tl.num_programs(0).to(tl.int64) * rows * H + start
     if INSIDE:
@@ -409,37 +429,23 @@ def _lstm_backward(
         pull = out + client * by_client + t * by_time + r[:, None] * by_row + unit
         dh += tl.load(pull, mask=ok, other=0.0).to(tl.float32)
         at = ((client * times + t) * rows + r[:, None]) * 4 * H + unit
-        i = tl.load(gates + at, mask=ok, other=0.0).to(tl.float32)
-        f = tl.load(gates + at + H, mask=ok, other=0.0).to(tl.float32)
-        g = tl.load(gates + at + 2 * H, mask=ok, other=0.0).to(tl.float32)
-        o = tl.load(gates + at + 3 * H, mask=ok, other=0.0).to(tl.float32)
+        i, f, g, o = _read(gates + at, ok, H)
         after = ((client * (times + 1) + t + 1 - turned) * rows + r[:, None]) * H + unit
         before = ((client * (times + 1) + t + turned) * rows + r[:, None]) * H + unit
         e = _tanh(tl.load(cells + after, mask=ok, other=0.0))
-        dc += dh * o * (1 - e * e)
-        do = dh * e * o * (1 - o)
-        di = dc * g * i * (1 - i)
+        do, dc = dh * e * o * (1 - o), dc + dh * o * (1 - e * e)
         df = dc * tl.load(cells + before, mask=ok, other=0.0) * f * (1 - f)
-        dg = dc * i * (1 - g * g)
-        tl.store(mapped + at, di, mask=ok)
-        tl.store(mapped + at + H, df, mask=ok)
-        tl.store(mapped + at + 2 * H, dg, mask=ok)
-        tl.store(mapped + at + 3 * H, do, mask=ok)
-        dc = dc * f
-        dh = tl.zeros((ROWS, WIDE), tl.float32)
+        di, dg = dc * g * i * (1 - i), dc * i * (1 - g * g)
+        _write(mapped + at, di, df, dg, do, ok, H)
+        dc, dh = dc * f, tl.zeros((ROWS, WIDE), tl.float32)
         if HOLD:
-            dh = _times(di, ui, dh, LOW)
-            dh = _times(df, uf, dh, LOW)
-            dh = _times(dg, ug, dh, LOW)
-            dh = _times(do, uo, dh, LOW)
+            dh = _times(df, uf, _times(di, ui, dh, LOW), LOW)
+            dh = _times(do, uo, _times(dg, ug, dh, LOW), LOW)
         elif INSIDE:
-            dh = _times(di, _weights(u, 0, down, along, H, LOW), dh, LOW)
-            dh = _times(df, _weights(u, 1, down, along, H, LOW), dh, LOW)
-            dh = _times(dg, _weights(u, 2, down, along, H, LOW), dh, LOW)
-            dh = _times(do, _weights(u, 3, down, along, H, LOW), dh, LOW)
+            dh = _back(df, u, 1, _back(di, u, 0, dh, down, along, H, LOW), down, along, H, LOW)
+            dh = _back(do, u, 3, _back(dg, u, 2, dh, down, along, H, LOW), down, along, H, LOW)
     if INSIDE:
-        ok = ok & (started != 0)
-        tl.store(first + start, dh, mask=ok)
+        tl.store(first + start, dh, mask=ok & (started != 0))
     tl.store(later, dc, mask=ok)
 
 
@@ -456,39 +462,25 @@ def _gru_forward(
     unit = j[None, :]
     ok = (r < rows)[:, None] & (unit < H)
     row = client * rows + r[:, None]
-    b += client * 3 * H
-    b2 += client * 3 * H
-    if INSIDE:
-        u += client * 3 * H * H
-    else:
-        u += row * 3 * H + unit
+    b, b2 = b + client * 3 * H, b2 + client * 3 * H
+    u += client * 3 * H * H if INSIDE else row * 3 * H + unit
     if HOLD:
-        ur = _turned(u, 0, j, H, LOW)
-        uz = _turned(u, 1, j, H, LOW)
+        ur, uz = _turned(u, 0, j, H, LOW), _turned(u, 1, j, H, LOW)
         un = _turned(u, 2, j, H, LOW)
-    br = _bias(b, b2, has, has2, 0, j, H)
-    bz = _bias(b, b2, has, has2, 1, j, H)
-    bn = _bias(b, b2, has, 0, 2, j, H)
-    bm = _bias(b, b2, 0, has2, 2, j, H)
+    br, bz = _bias(b, b2, has, has2, 0, j, H), _bias(b, b2, has, has2, 1, j, H)
+    bn, bm = _bias(b, b2, has, 0, 2, j, H), _bias(b, b2, 0, has2, 2, j, H)
     before = begin + turned * (times - 2 * begin)
     slot = ((client * (times + 1) + before) * rows + r[:, None]) * H + unit
-    if INSIDE:
-        h = tl.load(h0 + row * H + unit, mask=ok & (started != 0), other=0.0).to(tl.float32)
-        tl.store(hidden + slot, h, mask=ok)
-    else:
-        h = tl.load(hidden + slot, mask=ok, other=0.0).to(tl.float32)
+    h = _begun(hidden, slot, h0, row * H + unit, ok, started, INSIDE)
     for s in range(begin, end):
         t = s + turned * (times - 1 - 2 * s)
         now = (client * times + t) * rows + r[:, None]
         at = now * 3 * H + unit
-        reset = tl.load(mapped + at, mask=ok, other=0.0).to(tl.float32) + br
-        z = tl.load(mapped + at + H, mask=ok, other=0.0).to(tl.float32) + bz
-        n = tl.load(mapped + at + 2 * H, mask=ok, other=0.0).to(tl.float32) + bn
-        m = tl.zeros((ROWS, WIDE), tl.float32) + bm
+        reset, z, n = _read_three(mapped + at, ok, H)
+        reset, z, n, m = reset + br, z + bz, n + bn, tl.zeros((ROWS, WIDE), tl.float32) + bm
         if not INSIDE:
-            reset += tl.load(u, mask=ok, other=0.0).to(tl.float32)
-            z += tl.load(u + H, mask=ok, other=0.0).to(tl.float32)
-            m += tl.load(u + 2 * H, mask=ok, other=0.0).to(tl.float32)
+            ur, uz, un = _read_three(u, ok, H)
+            reset, z, m = reset + ur, z + uz, m + un
         elif HOLD:
             reset = _times(h, ur, reset, LOW)
             z = _times(h, uz, z, LOW)
@@ -500,11 +492,7 @@ def _gru_forward(
         reset, z = _sigmoid(reset), _sigmoid(z)
         n = _tanh(n + reset * m)
         h = n + z * (h - n)
-        kept, at = ok & (keeps != 0), now * 4 * H + unit
-        tl.store(gates + at, reset, mask=kept)
-        tl.store(gates + at + H, z, mask=kept)
-        tl.store(gates + at + 2 * H, n, mask=kept)
-        tl.store(gates + at + 3 * H, m, mask=kept)
+        _write(gates + now * 4 * H + unit, reset, z, n, m, ok & (keeps != 0), H)
         slot = ((client * (times + 1) + t + 1 - turned) * rows + r[:, None]) * H + unit
         tl.store(hidden + slot, h, mask=ok)
 
@@ -523,47 +511,35 @@ def _gru_backward(
     ok = (r < rows)[:, None] & (unit < H)
     u += client * 3 * H * H
     if HOLD:
-        ur = _weights(u, 0, down, along, H, LOW)
-        uz = _weights(u, 1, down, along, H, LOW)
+        ur, uz = _weights(u, 0, down, along, H, LOW), _weights(u, 1, down, along, H, LOW)
         un = _weights(u, 2, down, along, H, LOW)
     start = (client * rows + r[:, None]) * H + unit
     later = first + tl.num_programs(0).to(tl.int64) * rows * H + start
-    dh = tl.zeros((ROWS, WIDE), tl.float32)
-    if not INSIDE:
-        dh += tl.load(later, mask=ok, other=0.0)
+    if INSIDE:
+        dh = tl.zeros((ROWS, WIDE), tl.float32)
+    else:
+        dh = tl.load(later, mask=ok, other=0.0)
         dh += tl.load(cell + start, mask=ok, other=0.0).to(tl.float32)
     for s in range(begin, end):
         t = times - 1 - s + turned * (2 * s - times + 1)
         pull = out + client * by_client + t * by_time + r[:, None] * by_row + unit
         dh += tl.load(pull, mask=ok, other=0.0).to(tl.float32)
         row = (client * times + t) * rows + r[:, None]
-        at = row * 4 * H + unit
-        reset = tl.load(gates + at, mask=ok, other=0.0).to(tl.float32)
-        z = tl.load(gates + at + H, mask=ok, other=0.0).to(tl.float32)
-        n = tl.load(gates + at + 2 * H, mask=ok, other=0.0).to(tl.float32)
-        m = tl.load(gates + at + 3 * H, mask=ok, other=0.0).to(tl.float32)
+        reset, z, n, m = _read(gates + row * 4 * H + unit, ok, H)
         before = ((client * (times + 1) + t + turned) * rows + r[:, None]) * H + unit
         h = tl.load(hidden + before, mask=ok, other=0.0).to(tl.float32)
         dn = dh * (1 - z) * (1 - n * n)
         dz = dh * (h - n) * z * (1 - z)
-        dm = dn * reset
-        dr = dn * m * reset * (1 - reset)
-        at = row * 3 * H + unit
-        tl.store(mapped + at, dr, mask=ok)
-        tl.store(mapped + at + H, dz, mask=ok)
-        tl.store(mapped + at + 2 * H, dn, mask=ok)
-        tl.store(recalled + at, dr, mask=ok)
-        tl.store(recalled + at + H, dz, mask=ok)
-        tl.store(recalled + at + 2 * H, dm, mask=ok)
+        dm, dr = dn * reset, dn * m * reset * (1 - reset)
+        _write_three(mapped + row * 3 * H + unit, dr, dz, dn, ok, H)
+        _write_three(recalled + row * 3 * H + unit, dr, dz, dm, ok, H)
         dh = dh * z
         if HOLD:
-            dh = _times(dr, ur, dh, LOW)
-            dh = _times(dz, uz, dh, LOW)
-            dh = _times(dm, un, dh, LOW)
+            dh = _times(dm, un, _times(dz, uz, _times(dr, ur, dh, LOW), LOW), LOW)
         elif INSIDE:
-            dh = _times(dr, _weights(u, 0, down, along, H, LOW), dh, LOW)
-            dh = _times(dz, _weights(u, 1, down, along, H, LOW), dh, LOW)
-            dh = _times(dm, _weights(u, 2, down, along, H, LOW), dh, LOW)
+            dh = _back(dr, u, 0, dh, down, along, H, LOW)
+            dh = _back(dz, u, 1, dh, down, along, H, LOW)
+            dh = _back(dm, u, 2, dh, down, along, H, LOW)
     if INSIDE:
         tl.store(first + start, dh, mask=ok & (started != 0))
     else:

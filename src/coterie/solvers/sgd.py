@@ -24,7 +24,7 @@ off (torch's default). Test: tests/solvers/test_sgd.py, on the CPU and CUDA, als
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -515,6 +515,41 @@ class Recipe:
     rows: Rows | None = None
 
 
+def _zeros(recipe: Recipe) -> Stack:
+    """Return the memory of a recording's stack."""
+
+    def zeros(shapes: Iterable[tuple[int, ...]]) -> list[Tensor]:
+        return [torch.zeros(recipe.clients, *shape, device=recipe.device) for shape in shapes]
+
+    names, shapes = zip(*recipe.leaves, strict=True)
+    moved = [shape for name, shape in recipe.leaves if name in recipe.trained]
+    stack = Stack(
+        dict(zip(names, zeros(shapes), strict=True)),
+        zeros(moved if recipe.sgd.momentum > 0 else ()),
+        zeros(moved if recipe.lam > 0 or recipe.is_weighted else ()),
+        zeros(moved if recipe.is_weighted else ()),
+        dict(zip(names, zeros(shapes), strict=True)) if recipe.nearness is not None else {},
+    )
+    for name in recipe.trained:
+        stack.params[name].requires_grad_()
+    return stack
+
+
+def _batch(recipe: Recipe) -> Batch:
+    """Return the memory of the batch of one recorded step."""
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros(recipe.clients, *shape, dtype=dtype, device=recipe.device)
+
+    rows = recipe.sgd.batch
+    return Batch(
+        zeros(rows, *recipe.row),
+        zeros(rows, *recipe.label, dtype=recipe.label_type),
+        zeros(rows),
+        zeros(dtype=torch.int64) if recipe.model.draws else None,
+    )
+
+
 class Recording:
     """A CUDA graph of a step, or of all steps of a call, with the memory that it reads and writes.
 
@@ -523,34 +558,13 @@ class Recording:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(recipe.clients, *shape, dtype=dtype, device=recipe.device)
-
-        params = {
-            name: zeros(*shape).requires_grad_(name in recipe.trained)
-            for name, shape in recipe.leaves
-        }
-        moved = [shape for name, shape in recipe.leaves if name in recipe.trained]
-        sgd, rows, near = recipe.sgd, recipe.sgd.batch, None
-        pulled = recipe.lam > 0 or recipe.is_weighted
-        self.stack = Stack(
-            params,
-            [zeros(*shape) for shape in moved] if sgd.momentum > 0 else [],
-            [zeros(*shape) for shape in moved] if pulled else [],
-            [zeros(*shape) for shape in moved] if recipe.is_weighted else [],
-            {},
-        )
-        if recipe.nearness is not None:
-            self.stack.toward.update((name, zeros(*shape)) for name, shape in recipe.leaves)
-            near = Near(recipe.nearness, self.stack.toward)
+        self.stack = _zeros(recipe)
         self.takes_all = recipe.rows is not None
+        near, sgd = None, recipe.sgd
+        if recipe.nearness is not None:
+            near = Near(recipe.nearness, self.stack.toward)
         if recipe.rows is None:
-            self._batch = Batch(
-                zeros(rows, *recipe.row),
-                zeros(rows, *recipe.label, dtype=recipe.label_type),
-                zeros(rows),
-                zeros(dtype=torch.int64) if recipe.model.draws else None,
-            )
+            self._batch = _batch(recipe)
         else:
             self._plan = _Plan.of(recipe)
             picked = recipe.rows.found()
@@ -559,7 +573,7 @@ class Recording:
         def take(numbers: range) -> None:
             for number in numbers:
                 batch = self._plan.at(number, *picked) if self.takes_all else self._batch
-                sgd._step(self.stack, recipe, gradient(params, batch, near))
+                sgd._step(self.stack, recipe, gradient(self.stack.params, batch, near))
 
         # The first step has a graph of its own: a GPU begins with it while the host still launches
         # the many parts of the others.
