@@ -22,11 +22,9 @@ help:            ## list the targets
 
 setup: $(STAMP)  ## make .venv and install exact pins of what a user needs
 
-# pip 23.0, which Debian 12 has, takes more than 5 minutes to resolve extras of extras.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("coterie needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) "pip>=23.1"
 	$(INSTALL) -e '.[report,examples]'
 	touch $(STAMP)
 

@@ -136,7 +136,7 @@ class Trial:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Names of the sites."""
+        """Return the names of the sites."""
         return tuple(self.app.agreement.federation.sites)
 
     def node(self, site: str, **more: Any) -> dict[str, Any]:
