@@ -24,7 +24,7 @@ from coterie.privacy.accounting import epsilon_by_round
 from coterie.privacy.guarantee import round_up
 
 _PATIENCE = 2.0
-_COMPILING = "compiling solvers, once on this machine (about 12 s) ..."
+_COMPILING = "compiling solvers, once on this machine (about 6 s) ..."
 _WATCHED_CLIENTS = 200
 _MARKS = 8
 

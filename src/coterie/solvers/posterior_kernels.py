@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.core.kernels import compiled
+from coterie.core.kernels import compiled, linked
 
 Array = NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,8 +94,7 @@ class Found(NamedTuple):
 
 def inner(function: F) -> F:
     """Compile a function of one thread, for other kernels only: Python cannot call it."""
-    alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # a seventh of the compilation
-    return compiled(error_model="numpy", **alone)(function)
+    return linked(error_model="numpy")(function)
 
 
 def outer(function: F) -> F:
