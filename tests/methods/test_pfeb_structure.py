@@ -89,10 +89,9 @@ def test_second_moments_are_zero_on_average_at_the_truth():
         mixing=torch.from_numpy(C),
     )
     own = posterior(data.clients(np.arange(4000)), prior, bias=True, curvature=True)
-    spread, beyond = second_moments(own, torch.from_numpy(C), torch.ones(3, dtype=torch.bool))
-    for values, truth in ((spread, 1.0), (beyond, 0.0)):
+    for values in second_moments(own, torch.from_numpy(C), torch.ones(3, dtype=torch.bool)):
         error = values.std(dim=0) / math.sqrt(len(values))
-        assert bool(((values.mean(dim=0) - truth).abs() < 4 * error).all())
+        assert bool((values.mean(dim=0).abs() < 4 * error).all())
 
 
 def test_what_is_carried_has_norm_at_most_one():

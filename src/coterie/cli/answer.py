@@ -25,7 +25,6 @@ from coterie.planning.advice import (
     LARGE_BUDGET,
     MEAN_SHARE,
     MOST_ROUNDS,
-    REPLACED,
     ROUNDS,
     Advice,
     Facts,
@@ -210,8 +209,6 @@ def _facts(
         shares=share_counts(clients, arguments.minimum_clients, arguments.corrupt)
         if _in_shares(arguments)
         else None,
-        # Irrelevant under zero_out, where the advice's value saves a second calibration.
-        replaced=REPLACED if relation == "zero_out" else 2.0,
         cut=_cut(arguments),
         classes=arguments.task != "regression",
     )

@@ -56,8 +56,6 @@ KNEE = 10.0
 FEW_PARAMETERS, LARGE_BUDGET, LARGE_BUDGET_ROUNDS = 5, 300.0, (10, 10)
 """With so few parameters and so large a clients times mu, pfeb releases second derivatives too."""
 MEAN_SHARE = 0.6  # of the budget (mu^2): what pfeb spends on its mean without second derivatives
-REPLACED = math.sqrt(MEAN_SHARE * 4 + 0.3 * 2 + 0.1)
-"""How much further a replaced client moves pfeb's sum than a zeroed one: see `privacy.blocks`."""
 CLIP = 1.0  # in units of the prior's standard deviation; 2 costs less than .01
 SMALL_GAIN, JOIN = 1.0, 4.0
 PUBLIC_FEATURES = 20.0
@@ -388,11 +386,10 @@ def advise(  # noqa: PLR0913 - facts of a plan
         delta=delta,
         relation=relation,
         clip=CLIP,
-        replaced=REPLACED,
         tolerance=tolerance,
         cut=cut,
     )
-    mu = mu_of(epsilon, facts.delta_of(clients), relation, REPLACED)
+    mu = mu_of(epsilon, facts.delta_of(clients), relation)
     rule = rounds_for(affordable_rounds(clients * mu, parameters, tolerance), ROUNDS, KNEE)
     if parameters <= FEW_PARAMETERS and clients * mu >= LARGE_BUDGET:
         rule = LARGE_BUDGET_ROUNDS[1]
