@@ -32,6 +32,7 @@ Fun = TypeVar("Fun", bound=Callable[..., Any])
 
 def compiled(**options: Any) -> Callable[[Fun], Fun]:
     """Return a decorator: numba's `njit` with these options, kept on disk."""
+    options |= {"no_cfunc_wrapper": True}
 
     def compile(function: Fun) -> Fun:
         made = numba.njit(**options)(function)

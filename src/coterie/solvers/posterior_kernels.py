@@ -143,6 +143,15 @@ def anywhere(std: Array) -> Array:
 
 
 @inner
+def largest(counts: Array) -> int:
+    """Return the largest count; numba's `max` takes a third of a second to compile."""
+    most = 0
+    for count in counts:
+        most = max(most, count)
+    return most
+
+
+@inner
 def copy(source: Array, target: Array, k: int) -> None:
     """Copy the first k entries; an assignment to a slice takes half a second to compile."""
     for j in range(k):
@@ -165,7 +174,7 @@ def load(
     is_sparse = len(rows.indptr) > 0
     if is_sparse and not _mark(rows.indptr, rows.indices, start, n, slots, width):
         return -1
-    k = 0
+    k = int(np.int64(0))  # with 0, numba compiles what is called with k once more, for 0
     for column in range(len(free)):
         here = free[column] and n > 0
         here &= not is_sparse or column == width or slots[column] == 0
@@ -580,7 +589,7 @@ def squares_part(
 ) -> None:
     """Write the requested results of clients part, part + parts, ... into `found`."""
     p = prior.center.shape[1]
-    longest = rows.counts.max()
+    longest = largest(rows.counts)
     small = min(longest, p)
     slots, columns, free = np.empty(p, np.int64), np.empty(p, np.int64), anywhere(prior.std)
     B, S, square = np.empty((longest, p)), np.empty((small, p)), np.empty(small * small)
@@ -708,7 +717,7 @@ def logistic_part(
 ) -> None:
     """Write the requested results of clients part, part + parts, ... into `found`."""
     p = prior.center.shape[1]
-    longest = rows.counts.max()
+    longest = largest(rows.counts)
     small = min(longest, p)
     slots, columns, free = np.empty(p, np.int64), np.empty(p, np.int64), anywhere(prior.std)
     X, Z, B = np.empty((longest, p)), np.empty((longest, p)), np.empty((longest, p))
@@ -889,7 +898,7 @@ def softmax_part(
 ) -> None:
     """Write the requested results of clients part, part + parts, ... into `found`."""
     o, p = prior.center.shape
-    longest = rows.counts.max()
+    longest = largest(rows.counts)
     small = min(longest, p)
     slots, columns, free = np.empty(p, np.int64), np.empty(p, np.int64), anywhere(prior.std)
     X, B, S = np.empty((longest, p)), np.empty((longest, p)), np.empty((small, p))
