@@ -40,6 +40,7 @@ WARM_UP = 2
 # On a GPU ours records a step for each size of cohort; most sizes should have been seen before the
 # clock counts, and its rounds are short.
 OUR_WARM_UP, OUR_ROUNDS = {"cpu": WARM_UP, "cuda": 5}, {"cpu": 1, "cuda": 4}
+LAP = {"cpu": 1, "cuda": 5}  # rounds of a lap
 # Imported by pfl 0.6 for privacy accountants, distributions and a sampler in a second process.
 UNUSED = (
     "dp_accounting", "dp_accounting.dp_event",
@@ -149,23 +150,18 @@ def peer(given: argparse.Namespace) -> float:
         central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
     )
     assert sum(weight.numel() for weight in network.parameters()) == PARAMETERS
-    clock = Clock(given.device)
+    clock, work = Clock(given.device), []
 
     class Watch(TrainingProcessCallback):  # type: ignore[misc]
-        def on_train_begin(self, *, model: object) -> Any:
-            clock.start()
-            return Metrics()
-
         def after_central_iteration(
             self, aggregate_metrics: Any, model: object, *, central_iteration: int
         ) -> tuple[bool, Any]:
-            clock.lap()
+            clock.end_round()
             seen = aggregate_metrics.to_simple_dict()
             devices = [value for name, value in seen.items() if "number of devices" in name]
             assert devices == [COHORT], seen
-            clock.work.append(network.steps)
+            work.append(network.steps)
             network.steps = 0
-            clock.start()
             return False, Metrics()
 
     data = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", range(CLIENTS)))
@@ -188,9 +184,9 @@ def peer(given: argparse.Namespace) -> float:
         callbacks=[Watch()],
         send_metrics_to_platform=False,
     )
-    assert clock.work == [COHORT * STEPS] * (WARM_UP + given.rounds), clock.work
+    assert work == [COHORT * STEPS] * (WARM_UP + given.rounds), work
     assert next(network.parameters()).device.type == given.device
-    return clock.speed()
+    return clock.speed(work)
 
 
 def find_peer(given: argparse.Namespace) -> None:
@@ -262,16 +258,13 @@ def ours(given: argparse.Namespace, precision: str = "float32") -> float:
     clock = Clock(given.device, OUR_WARM_UP[given.device])
 
     def observe(progress: Progress) -> None:
-        clock.lap()
-        coins = open_entropy(plan.simulation_seed, "cohort", progress.round - 1)
-        clock.work.append(STEPS * len(plan.sampler.draw(CLIENTS, coins)))
-        clock.start()
+        clock.end_round()
 
-    clock.start()
     speed = Speed(device=given.device, block=given.block, precision=precision)
     outcome = simulate(plan, images(), observe=observe, speed=speed)
     assert sum(leaf.numel() for leaf in outcome.shared.values()) == PARAMETERS
-    return clock.speed()
+    coins = (open_entropy(plan.simulation_seed, "cohort", number) for number in range(plan.rounds))
+    return clock.speed([STEPS * len(plan.sampler.draw(CLIENTS, each)) for each in coins])
 
 
 def loop(given: argparse.Namespace) -> float:
@@ -294,31 +287,27 @@ def rows() -> tuple[Tensor, Tensor]:
 
 
 class Clock:
-    """Seconds and client-steps of every round."""
+    """The time of laps of some rounds: a GPU is not waited for inside a lap."""
 
     def __init__(self, device: str, warm_up: int = WARM_UP) -> None:
-        self.device, self.warm_up, self.begun = device, warm_up, 0.0
-        self.seconds: list[float] = []
-        self.work: list[int] = []
+        self.device, self.warm_up, self.each, self.rounds = device, warm_up, LAP[device], 0
+        self.stamps: list[float] = []
 
-    def start(self) -> None:
-        """Begin a round."""
-        self._synchronise()
-        self.begun = time.perf_counter()
+    def end_round(self) -> None:
+        """Count a round; look at the time if it ends the warm-up or a lap."""
+        self.rounds += 1
+        if self.rounds >= self.warm_up and (self.rounds - self.warm_up) % self.each == 0:
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            self.stamps.append(time.perf_counter())
 
-    def lap(self) -> None:
-        """End a round."""
-        self._synchronise()
-        self.seconds.append(time.perf_counter() - self.begun)
-
-    def speed(self) -> float:
-        """Return the median speed of the rounds after the warm-up."""
-        pairs = zip(self.work[self.warm_up :], self.seconds[self.warm_up :], strict=True)
-        return statistics.median(work / seconds for work, seconds in pairs)
-
-    def _synchronise(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+    def speed(self, work: list[int]) -> float:
+        """Return the median speed of the laps, from the client-steps of every round."""
+        assert len(work) == self.rounds, (len(work), self.rounds)
+        laps = np.add.reduceat(
+            work[self.warm_up :], range(0, self.rounds - self.warm_up, self.each)
+        )
+        return statistics.median(laps[: len(self.stamps) - 1] / np.diff(self.stamps))
 
 
 def place(device: str) -> str:

@@ -641,11 +641,11 @@ def test_noise_that_is_not_published_is_forgotten(place):
     board = open_board(place, seed=None)
     with board.charged(0) as release:
         release.perturb()
-        (unpublished, _), board_next = release._noisy, board.next
-    assert release._noisy is None and board_next == 0
+        (unpublished, _), board_next = release._ready, board.next
+    assert release._ready is None and board_next == 0
     with pytest.raises(RuntimeError, match="closed"):
         release.publish()
     post = board.post([])  # under the same charge, with fresh noise
     assert board.ledger.charged == {0}
-    assert not torch.equal(post.value["w"], unpublished["w"])
+    assert not torch.equal(post.value["w"], unpublished.value["w"])
     board.ledger.close()

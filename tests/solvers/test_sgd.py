@@ -511,7 +511,7 @@ import torch
 from coterie.solvers import sgd_gpu
 from coterie.solvers.sgd import SGD, Stack
 from tests.solvers.test_sgd import recipe_of, stack_of
-for terms in ((), ("v",), ("a",), ("a", "w"), ("v", "a", "w")):
+for terms in ((), ("v",), ("a",), ("1",), ("a", "w"), ("v", "1", "w")):
     for sizes in ([(2, 3)], [(2, 600), (2, 4, 256), (2, 0)], [(2, size) for size in range(1, 19)]):
         solver = SGD(lr=0.3, momentum=0.6 if "v" in terms else 0.0)
         stack, grads = stack_of(sizes, terms)
@@ -522,7 +522,10 @@ for terms in ((), ("v",), ("a",), ("a", "w"), ("v", "a", "w")):
         sgd_gpu.move(leaves, grads, *lists, lr=0.3, lam=0.2, momentum=solver.momentum)
         for ours, theirs in zip(leaves + lists[0], [*exact.params.values(), *exact.velocities]):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-assert sgd_gpu._agrees(torch.device("cpu"))
+for name, same in sgd_gpu._CHECKS.items():
+    assert same(torch.device("cpu")), name
+scores = torch.zeros(2, 100, 200)
+assert sgd_gpu.weighted_losses(scores, scores[..., 0].long(), scores[..., 0]) is None
 """
 
 
@@ -534,6 +537,8 @@ def stack_of(sizes, terms):
 
     params = {str(place): leaf for place, leaf in enumerate(leaves())}
     lists = [leaves() if term in terms else [] for term in "vaw"]
+    if "1" in terms:  # one anchor for all clients
+        lists[1] = [leaf[:1] for leaf in leaves()]
     return module.Stack(params, *lists, {}), leaves()
 
 

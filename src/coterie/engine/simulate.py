@@ -496,19 +496,20 @@ class _Simulation:
             self.speed.precision,
         )
         self.store.discard()
-        zeroed = torch.zeros((), dtype=torch.int64, device=self.speed.device)
+        zeroed: torch.Tensor | int = 0
         for block, personal in self._with_state(blocks, shared):
             with checked_later(doubts):
                 half = client_half(state, personal, block)
             self._taken = [] if doubts is None else [(block.ids.numpy(), personal)]
             yield half.part
             self.store.stage(block.ids.numpy(), half.personal)
-            zeroed = zeroed + half.zeroed.sum().to(zeroed.device)
+            zeroed = half.zeroed.sum().to(self.speed.device) + zeroed
             self._errors = (self._errors + half.errors)[:_ERRORS]
         shares = absent_half(state, self.data.spec, cohort, self.owned)
         if shares is not None:
             yield shares
-        self._zeroed = self._zeroed + self.ranks.add({"zeroed": zeroed})["zeroed"]
+        found = torch.as_tensor(zeroed, device=self.speed.device)
+        self._zeroed = self._zeroed + self.ranks.add({"zeroed": found})["zeroed"]
         # New personal rows are on disk before the release exists: see `Store`.
         self.store.seal(number)
 

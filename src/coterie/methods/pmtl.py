@@ -366,8 +366,9 @@ class PMTL(Proximal):
         """Return networks, and the shared one for clients whose own has diverged."""
         if isinstance(self.model, Linear):
             return after
-        stacked = anchor if self.clusters else stack(anchor, len(clients))
-        return problem.settle(stacked, after, clients)
+        if not self.clusters:  # one row for all, without copies
+            anchor = map_leaves(lambda leaf: leaf.expand(len(clients), *leaf.shape), anchor)
+        return problem.settle(anchor, after, clients)
 
     def _averages(self, problem: LocalProblem, spec: Spec) -> bool:
         """Return whether the last fits are averaged over penalties."""

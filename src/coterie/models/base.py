@@ -65,6 +65,11 @@ class Model(ABC):
         """Return the loss of every row, shape (..., n); by default that of the task."""
         return row_losses(task, outputs, targets)
 
+    @property
+    def has_usual_losses(self) -> bool:
+        """Whether `losses` are those of the task, which a GPU computes by one kernel."""
+        return type(self).losses is Model.losses
+
     def head(self, spec: Spec) -> tuple[str, ...]:
         """Return the leaves of the last linear layer: the personal part if layers are shared."""
         names = tuple(self.init(spec, Rng.seeded(0)))

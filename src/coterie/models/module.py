@@ -905,6 +905,11 @@ class Module(Networked):
             )
         return made
 
+    @property
+    def has_usual_losses(self) -> bool:
+        """Whether `losses` are those of the task."""
+        return self.loss is None and type(self).losses is Module.losses
+
     def losses(self, task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of every row, shape (..., n)."""
         if self.loss is None:

@@ -6,6 +6,7 @@ _POOL = 8  # the widest windows
 _THREADS = 224  # of a block of the forward kernel
 _SHARED = 75 << 10  # bytes of shared memory per block, so that a processor has three
 _MOST = 110 << 10  # and two
+_ALONE = 48  # sums of a thread, for images with one channel
 
 
 @dataclass(frozen=True)
@@ -108,16 +109,23 @@ def _forward(layer: Layer) -> dict[str, int]:
     chunk = _chunk(layer, layer.kernel**2 * block + images * plane)
     stages = min(3, layer.channels // chunk)
     threads = _up(groups * images * rows * across, 32) * 32
+    registers = 128 if wide * high * each > _ALONE else 80
     return {
         "F_TO": each, "F_RX": wide, "F_RY": high, "F_IM": images, "F_OB": block, "F_BY": rows,
-        "F_CK": chunk, "F_NST": stages, "F_MIN": max(1, 65536 // (threads * 128)),
+        "F_CK": chunk, "F_NST": stages, "F_MIN": max(1, 65536 // (threads * registers)),
     }  # fmt: skip
 
 
 def _patch(layer: Layer, width: int, high: int) -> tuple[int, int]:
     # Width and filters of a thread: few idle pixels, and many products per number loaded.
+    # With one channel no copy hides behind products: many threads must, so each has few sums, and
+    # patches side by side that are read by 16 bytes meet in the banks of shared memory.
+    alone = layer.channels == 1
+    most = max(_ALONE, high * layer.pool) if alone else 64
+
     def cost(wide: int, each: int) -> float:
         vector = 4 if wide % 4 == 0 else 2 if wide % 2 == 0 else 1
+        vector = 2 if alone and vector == 4 and wide < width else vector
         loads = layer.kernel * _up(each, 4) + _up(wide + layer.kernel - 1, vector)
         products = layer.kernel * wide * high * each
         idle = _up(width, wide) * wide / width
@@ -128,7 +136,7 @@ def _patch(layer: Layer, width: int, high: int) -> tuple[int, int]:
         (wide, each)
         for wide in range(layer.pool, 17, layer.pool)
         for each in (1, 2, 4, 8)
-        if wide * high * each <= 64 and padded % each == 0
+        if wide * high * each <= most and padded % each == 0
     ]
     return min(pairs, key=lambda pair: cost(*pair))
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -98,17 +99,16 @@ class Post:
         first, *others = self.deviations.values() or (math.nan,)
         return first if all(other == first for other in others) else math.nan
 
-    @property
+    @cached_property
     def mean(self) -> Tree:
         """The sum over the *expected* cohort, a public number, in float32."""
         if is_on_gpu(self.value):
+            leaves = list(self.value.values())
             # A tensor: a GPU multiplies by the reciprocal of a number, which rounds differently.
-            like = next(iter(self.value.values()))
-            over = torch.full((), self.cohort, dtype=torch.float64, device=like.device)
-            flat = torch.cat([leaf.reshape(-1) for leaf in self.value.values()])
-            parts = torch.split((flat / over).float(), [x.numel() for x in self.value.values()])
-            pairs = zip(self.value.items(), parts, strict=True)
-            return {name: part.reshape(leaf.shape) for (name, leaf), part in pairs}
+            over = torch.full((), self.cohort, dtype=torch.float64, device=leaves[0].device)
+            made = [torch.empty_like(leaf, dtype=torch.float32) for leaf in leaves]
+            torch._foreach_copy_(made, torch._foreach_div(leaves, over))
+            return dict(zip(self.value, made, strict=True))
         means = {name: leaf.numpy() / self.cohort for name, leaf in self.value.items()}
         return map_arrays({name: mean.astype(np.float32) for name, mean in means.items()})
 
@@ -356,10 +356,10 @@ class Billboard:
         entropy = entropy or self._entropy(index)
         return self._mechanisms[index].perturb_after(total, entropy, self._past)
 
-    def _publish(self, index: int, value: Tree, past: Past) -> Post:
-        self._ledger.release(index, self._transcript.write(index, value))
+    def _publish(self, post: Post, past: Past) -> Post:
+        self._ledger.release(post.index, self._transcript.write(post.index, post.value))
         self._past = past  # noise that was not released is forgotten
-        return self._seal(index, value)
+        return post
 
     def _drawn_again(self) -> Past:
         """Return what noise needs of that of earlier releases, from a source that repeats."""
@@ -417,7 +417,7 @@ class Release:
         # NumPy, on one thread: torch would wake its threads for each of these small sums.
         self._total = {name: np.zeros(shape) for name, shape in self._shapes.items()}
         self._there: Tree | None = None  # the sum of parts that are on a GPU
-        self._noisy: tuple[Tree, Past] | None = None
+        self._ready: tuple[Post, Past] | None = None
         self._is_here = False
         self._seen: set[int] = set()
 
@@ -450,19 +450,25 @@ class Release:
     def perturb(self) -> None:
         """Add the noise; nothing may be added to the sum any more.
 
-        The result stays in here until `publish`, and is forgotten without it.
+        The result stays in here until `publish`, and is forgotten without it. A GPU begins with its
+        mean at once, so that it does not wait for the host after `publish`.
         """
-        if self._noisy is None:
-            self._noisy = self._opened()._perturbed(self.index, self._sum(), self._entropy)
+        if self._ready is None:
+            billboard = self._opened()
+            value, past = billboard._perturbed(self.index, self._sum(), self._entropy)
+            post = billboard._seal(self.index, value)
+            if is_on_gpu(value):
+                _ = post.mean
+            self._ready = post, past
 
     def publish(self) -> Post:
         """Publish the sum with its noise: from here on it is public."""
         billboard = self._opened()
         self.perturb()
-        noisy = self._noisy
-        assert noisy is not None
+        ready = self._ready
+        assert ready is not None
         self.close()
-        return billboard._publish(self.index, *noisy)
+        return billboard._publish(*ready)
 
     def _sum(self, device: str = "") -> Tree:
         """Return the sum so far; on the GPU if all parts are there, unless a device is given."""
@@ -476,12 +482,12 @@ class Release:
 
     def close(self) -> None:
         """Refuse further contributions, and forget noise that was not published."""
-        self._billboard = self._noisy = None
+        self._billboard = self._ready = None
 
     def _opened(self, to_add: bool = False) -> Billboard:
         if self._billboard is None:
             raise RuntimeError(f"release {self.index} is closed: it is published once")
-        if to_add and self._noisy is not None:
+        if to_add and self._ready is not None:
             raise RuntimeError(f"release {self.index} has its noise: no part may be added")
         return self._billboard
 

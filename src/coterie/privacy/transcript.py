@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from coterie.core.files import replacing, write_atomically
-from coterie.core.tree import Tree, map_arrays, map_leaves, to
+from coterie.core.tree import Tree, map_arrays, to
 
 _MOST_THERE = 4 << 30  # bytes of releases in the memory of a GPU
 _PREFIX = "leaf."  # keeps a leaf called "file" apart from the arguments of numpy.savez
@@ -74,7 +74,7 @@ class MemoryTranscript:
             return ""
         there = sum(leaf.nbytes for leaf in value.values() if leaf.is_cuda)
         self._there += there
-        self._values[index] = map_leaves(Tensor.clone, value) if there else _copy(value)
+        self._values[index] = _copied_there(value) if there else _copy(value)
         if self._there > _MOST_THERE:
             self._values = {number: to(kept, "cpu") for number, kept in self._values.items()}
             self._there = 0
@@ -196,6 +196,13 @@ def _unpack(archive: zipfile.ZipFile, places: Sequence[str], prefix: str) -> Arr
             array = np.lib.format.read_array(file, allow_pickle=False)
         found[place.removeprefix(prefix).removesuffix(".npy")] = array
     return found
+
+
+def _copied_there(value: Tree) -> Tree:
+    """Return a copy on the GPU by one launch; leaves that are elsewhere are copied as well."""
+    made = [torch.empty_like(leaf) for leaf in value.values()]
+    torch._foreach_copy_(made, list(value.values()))
+    return dict(zip(value, made, strict=True))
 
 
 def _copy(value: Tree) -> Tree:

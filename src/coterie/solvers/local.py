@@ -27,7 +27,7 @@ from coterie.models import Linear, Model
 from coterie.models.linear import head_of, matrix_of
 from coterie.solvers.posterior import Prior, posterior
 from coterie.solvers.ridge import solve_ridge
-from coterie.solvers.sgd import SGD, Batch, Near, Schedule, stacked_gradient
+from coterie.solvers.sgd import SGD, Batch, Near, Schedule, fused_growth, stacked_gradient
 
 How = Literal["auto", "exact", "sgd"]
 _SMALL = 1024  # features of least squares
@@ -219,8 +219,7 @@ class LocalProblem:
         A model has diverged if it is not finite, or if it grew and increased the loss on own rows
         (steps on squared loss are unbounded and could grow from round to round).
         """
-        sizes = _norms(after)
-        doubtful = ~(sizes <= far * _norms(start) + far / 2)  # NaN is doubtful too
+        sizes, doubtful = _growth(after, start, far)
         later = _LATER.get()
         if later is not None:
             later.note(doubtful)
@@ -332,6 +331,15 @@ def _where(good: Tensor, after: Tree, start: Tree) -> Tree:
         return torch.where(good.reshape(-1, *[1] * (new.dim() - 1)), new, old)
 
     return map_leaves(pick, after, start)
+
+
+def _growth(after: Tree, before: Tree, far: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of each client's model, and whether it has grown since, or is no number."""
+    fused = fused_growth(list(after.values()), [before[name] for name in after], far)
+    if fused is not None:
+        return fused
+    sizes = _norms(after)
+    return sizes, ~(sizes <= far * _norms(before) + far / 2)
 
 
 def _norms(tree: Tree) -> Tensor:

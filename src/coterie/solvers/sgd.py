@@ -56,6 +56,8 @@ _UNEVEN, _UNEVEN_GPU = 64, 2048
 Pair = tuple[Tensor | slice, Tensor | slice]
 _KEPT, _KEPT_WHOLE = 16, 4  # recordings of a step, and of all steps, which belong to one data set
 _AT_ONCE = 32  # steps of a recording
+_KERNEL_LEAVES = 32  # of a model in one launch
+_PICKED = 64 << 20  # bytes of the rows of a recording's steps that are picked at once
 _WARM_UP = 3
 
 # Mixed precision changes speed, never the guarantee: products of a step are computed in this type,
@@ -102,13 +104,15 @@ def _rounding(device: torch.device) -> Iterator[None]:
     else:
         places, name, wanted = (backends.cuda.matmul, backends.cudnn), "allow_tf32", allowed
     before = [getattr(place, name) for place in places]
+    other = [place for place, value in zip(places, before, strict=True) if value != wanted]
     try:
-        for place in places:
+        for place in other:
             setattr(place, name, wanted)
         yield
     finally:
         for place, value in zip(places, before, strict=True):
-            setattr(place, name, value)
+            if place in other:
+                setattr(place, name, value)
 
 
 class Batch(NamedTuple):
@@ -155,6 +159,11 @@ class Proximal:
     anchors: dict[str, Tensor]
     weights: dict[str, Tensor]
 
+    @property
+    def has_one_anchor(self) -> bool:
+        """Whether the anchor is the same for all clients: it is then read from the cache."""
+        return bool(self.anchors) and all(len(leaf) == 1 for leaf in self.anchors.values())
+
     @classmethod
     def checked(
         cls, start: Tree, anchor: Tree | None, clients: int, lam: float | Tree, trained: list[str]
@@ -199,7 +208,7 @@ def _anchor(name: str, anchor: Tree | None, like: Tensor) -> Tensor:
             f"anchor[{name!r}]: given shape {tuple(given.shape)}; expected "
             f"{tuple(like.shape[1:])}, or {tuple(like.shape)} for one per client"
         )
-    return given if given.shape == like.shape else given[None]
+    return given if given.shape == like.shape else given.unsqueeze(0)
 
 
 def trained_leaves(start: Tree, only: Collection[str] | None) -> list[str]:
@@ -222,28 +231,42 @@ def stacked_gradient(model: Model, task: Task, trained: Collection[str]) -> Grad
         with torch.enable_grad():
             with lowered(batch.x.device):
                 outputs = _predict(model, params, batch)
-            losses = model.losses(task, outputs, batch.y)
-            if near is not None:
-                with torch.no_grad(), lowered(batch.x.device):
-                    # With the same dropout mask as the trained model.
-                    theirs = _predict(model, dict(near.toward), batch)
-                losses = losses + near.weight / 2 * divergence(task, outputs, theirs)
-            by_client = (losses * batch.share).sum(dim=1)
-            total = by_client.sum()
+            by_client = _fused_losses(model, task, outputs, batch) if near is None else None
+            if by_client is None:
+                losses = model.losses(task, outputs, batch.y)
+                if near is not None:
+                    with torch.no_grad(), lowered(batch.x.device):
+                        # With the same dropout mask as the trained model.
+                        theirs = _predict(model, dict(near.toward), batch)
+                    losses = losses + near.weight / 2 * divergence(task, outputs, theirs)
+                by_client = (losses * batch.share).sum(dim=1)
         leaves = [params[name] for name in trained]
-        if not total.requires_grad:  # the trained leaves do not change the outputs
+        if not by_client.requires_grad:  # the trained leaves do not change the outputs
             return [torch.zeros_like(leaf) for leaf in leaves]
-        grads = list(torch.autograd.grad(total, leaves, materialize_grads=True))
+        ones = torch.ones_like(by_client)
+        grads = list(torch.autograd.grad(by_client, leaves, ones, materialize_grads=True))
         return _with_bad_losses(grads, by_client.detach())
 
     return gradient
+
+
+def _fused_losses(model: Model, task: Task, outputs: Tensor, batch: Batch) -> Tensor | None:
+    """Return each client's weighted losses by one kernel on a GPU; None where there is none."""
+    usual = task == "multiclass" and model.has_usual_losses
+    if not (usual and outputs.is_cuda and outputs.dtype == torch.float32):
+        return None
+    kernels = _kernels()
+    if kernels is None or not kernels.checked(outputs.device):
+        return None
+    found: Tensor | None = kernels.weighted_losses(outputs, batch.y, batch.share)
+    return found
 
 
 def _with_bad_losses(grads: list[Tensor], losses: Tensor) -> list[Tensor]:
     # A NaN loss can have a finite gradient. Put the NaN into one leaf, the smallest, so that the
     # client is detected as failed.
     place = min(range(len(grads)), key=lambda at: grads[at].numel())
-    spoilt = torch.where(losses.isnan(), losses, 0).to(grads[place])
+    spoilt = losses.clamp(0, 0).to(grads[place])  # NaN stays NaN
     grads[place] = grads[place] + spoilt.reshape(-1, *[1] * (grads[place].dim() - 1))
     return grads
 
@@ -449,7 +472,11 @@ class Stack:
                 torch._foreach_copy_(into, given)
                 mine, given = [], []
             for leaf, source in zip(mine, given, strict=True):
-                if leaf is not source:
+                if leaf is source:
+                    continue
+                if len(leaf) == len(source) == 1:  # of all clients, or of the only one
+                    leaf.copy_(source)
+                else:
                     leaf[places] = source if len(source) == 1 else source[who]
             for leaf in self.velocities:
                 leaf[places] = 0
@@ -458,12 +485,14 @@ class Stack:
         self, work: "_Work", result: dict[str, Tensor], who: Tensor | slice, places: Tensor | slice
     ) -> None:
         """Write the trained leaves of clients that are done."""
-        for name in work.trained:
-            trained = self.params[name].detach()[places]
-            if isinstance(who, slice):
-                result[name] = trained.clone()
-            else:
-                result[name][who] = trained
+        trained = [self.params[name].detach()[places] for name in work.trained]
+        if isinstance(who, slice):
+            made = [torch.empty_like(leaf) for leaf in trained]
+            torch._foreach_copy_(made, trained)  # on a GPU in one launch
+            result.update(zip(work.trained, made, strict=True))
+            return
+        for name, leaf in zip(work.trained, trained, strict=True):
+            result[name][who] = leaf
 
 
 @dataclass(frozen=True)
@@ -503,6 +532,7 @@ class Recipe:
     lr: float
     lam: float
     is_weighted: bool
+    has_one_anchor: bool
     nearness: float | None
     precision: Precision
     leaves: Shapes
@@ -518,15 +548,18 @@ class Recipe:
 def _zeros(recipe: Recipe) -> Stack:
     """Return the memory of a recording's stack."""
 
-    def zeros(shapes: Iterable[tuple[int, ...]]) -> list[Tensor]:
-        return [torch.zeros(recipe.clients, *shape, device=recipe.device) for shape in shapes]
+    def zeros(shapes: Iterable[tuple[int, ...]], rows: int = recipe.clients) -> list[Tensor]:
+        return [torch.zeros(rows, *shape, device=recipe.device) for shape in shapes]
 
     names, shapes = zip(*recipe.leaves, strict=True)
     moved = [shape for name, shape in recipe.leaves if name in recipe.trained]
     stack = Stack(
         dict(zip(names, zeros(shapes), strict=True)),
         zeros(moved if recipe.sgd.momentum > 0 else ()),
-        zeros(moved if recipe.lam > 0 or recipe.is_weighted else ()),
+        zeros(
+            moved if recipe.lam > 0 or recipe.is_weighted else (),
+            1 if recipe.has_one_anchor else recipe.clients,
+        ),
         zeros(moved if recipe.is_weighted else ()),
         dict(zip(names, zeros(shapes), strict=True)) if recipe.nearness is not None else {},
     )
@@ -566,13 +599,13 @@ class Recording:
         if recipe.rows is None:
             self._batch = _batch(recipe)
         else:
-            self._plan = _Plan.of(recipe)
-            picked = recipe.rows.found()
+            rows = recipe.rows.found()
+            self._plan = _Plan.of(recipe, *rows)
         gradient = stacked_gradient(recipe.model, recipe.task, recipe.trained)
 
         def take(numbers: range) -> None:
             for number in numbers:
-                batch = self._plan.at(number, *picked) if self.takes_all else self._batch
+                batch = self._plan.at(number, *rows) if self.takes_all else self._batch
                 sgd._step(self.stack, recipe, gradient(self.stack.params, batch, near))
 
         # The first step has a graph of its own: a GPU begins with it while the host still launches
@@ -607,7 +640,7 @@ class Recording:
         """Take all steps of a call."""
         with torch.no_grad():
             for static, now in zip(
-                self._plan, (schedule.index, schedule.share, schedule.seeds), strict=True
+                self._plan[:3], (schedule.index, schedule.share, schedule.seeds), strict=True
             ):
                 if static is not None and now is not None:
                     static.copy_(now)
@@ -615,23 +648,40 @@ class Recording:
 
 
 class _Plan(NamedTuple):
-    """The memory of a schedule in a recording of all its steps."""
+    """The memory of a schedule in a recording of all its steps, and of what its rows name.
+
+    Labels are picked for all steps at once, and images or other features if they are few.
+    """
 
     rows: Tensor
     share: Tensor
     seeds: Tensor | None
+    labels: Tensor
+    picked: Tensor | None
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "_Plan":
+    def of(cls, recipe: Recipe, features: Tensor, targets: Tensor) -> "_Plan":
         shape = (recipe.steps, recipe.clients, recipe.sgd.batch)
         rows = torch.zeros(shape, dtype=torch.int64, device=recipe.device)
         seeds = rows[:, :, 0].clone() if recipe.model.draws else None
-        return cls(rows, torch.zeros(shape, device=recipe.device), seeds)
+        few = rows.numel() * features[:1].numel() * features.element_size() <= _PICKED
+        return cls(
+            rows,
+            torch.zeros(shape, device=recipe.device),
+            seeds,
+            targets.new_zeros(*shape, *targets.shape[1:]),
+            features.new_zeros(*shape, *features.shape[1:]) if few else None,
+        )
 
     def at(self, step: int, features: Tensor, targets: Tensor) -> Batch:
         share, rows = self.share[step], self.rows[step]
         seeds = None if self.seeds is None else self.seeds[step]
-        return Batch(features[rows].to(share), targets[rows], share, seeds)
+        if step == 0:
+            for source, into in ((targets, self.labels), (features, self.picked)):
+                if into is not None:
+                    torch.index_select(source, 0, self.rows.flatten(), out=into.flatten(0, 2))
+        x = features[rows] if self.picked is None else self.picked[step]
+        return Batch(x.to(share), self.labels[step], share, seeds)
 
 
 def _recorded(recipe: Recipe) -> Recording | None:
@@ -662,6 +712,23 @@ def _kernels() -> Any:
         warnings.warn(f"local steps are not fused on a GPU: {error}", stacklevel=2)
         return None
     return sgd_gpu
+
+
+def fused_growth(
+    after: list[Tensor], before: list[Tensor], far: float
+) -> tuple[Tensor, Tensor] | None:
+    """Return norms, and whether models have grown, by one kernel on a GPU; None without it."""
+    if not after[0].is_cuda or not len(after[0]) or len(after) > _KERNEL_LEAVES:
+        return None
+    plain = [
+        leaf if leaf.stride(0) else leaf[:1] for leaf in before
+    ]  # one row for all is read once
+    same = all(x.shape == y.shape for x, y in zip(after, before, strict=True))
+    kernels = _kernels()
+    if not same or kernels is None or not kernels.usable([*after, *plain]):
+        return None
+    found: tuple[Tensor, Tensor] = kernels.compare(after, before, far)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -854,12 +921,13 @@ class SGD:
         for name in work.trained:
             params[name].requires_grad_()
         near = {} if work.near is None else work.near.toward
+        one = work.proximal.has_one_anchor
         return Stack(
             params,
             [zeros(result[name]) for name in work.trained] if self.momentum > 0 else [],
-            # Repeated per client where that saves launches; on the CPU it would fill the cache.
+            # One for all clients is not repeated: it stays in the cache.
             [
-                leaf if len(leaf) == 1 and not leaf.is_cuda else zeros(leaf)
+                leaf if len(leaf) == 1 and (one or not leaf.is_cuda) else zeros(leaf)
                 for leaf in work.proximal.anchors.values()
             ],
             [zeros(leaf) for leaf in work.proximal.weights.values()],
@@ -882,6 +950,7 @@ class SGD:
             lr=work.lr,
             lam=work.proximal.lam,
             is_weighted=bool(work.proximal.weights),
+            has_one_anchor=work.proximal.has_one_anchor,
             nearness=None if work.near is None else work.near.weight,
             precision=current_precision(),
             leaves=tuple((name, tuple(leaf.shape[1:])) for name, leaf in result.items()),
