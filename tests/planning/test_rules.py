@@ -210,9 +210,9 @@ def test_a_plan_that_heeds_the_verdict_keeps_it():
 
 
 def test_classes_tolerate_more_noise_and_few_rows_less():
-    assert cut_for(10, classes=True) == pytest.approx(1 / 7)
+    assert cut_for(10, classes=True) == pytest.approx(2 / 5)
     assert cut_for(10, classes=False) == cut_for(10, classes=False, rows=500) == 1
-    assert cut_for(60, classes=True, rows=6) == pytest.approx(10 / 7)
+    assert cut_for(60, classes=True, rows=6) == pytest.approx(4)
     for task, outputs, rows, verdict in (
         ("regression", 1, None, "small gain"),
         ("regression", 1, 3, "learn alone"),

@@ -20,7 +20,6 @@ from coterie.methods.pfeb import PFEB
 from coterie.methods.pmtl import PMTL
 from coterie.models.linear import is_linear
 from coterie.planning.advice import (
-    CUT_CLASSES,
     ERROR,
     KNEE,
     LARGE_BUDGET_ROUNDS,
@@ -46,9 +45,9 @@ from coterie.privacy.sampling import Poisson, Sampler
 
 NETWORK_ROUNDS = (3, 50)
 NETWORK_ERROR = 20.0
-CUT_FINETUNED, CUT_PMTL = 1 / 2, 1 / 3
+CUT_FINETUNED, CUT_FINETUNED_CLASSES, CUT_PMTL = 1 / 2, 1 / 7, 1 / 3
 """Affordable rounds from which joining gains for networks, in the study of docs/networks.md: fedavg
-with finetuning (regression; classes as linear classifiers), and pmtl. Other methods: 1."""
+with finetuning (regression; classes), and pmtl. Other methods: 1."""
 _HEEDED = (
     "local training, because the verdict is to learn alone; the flag --anyway spends the budget"
 )
@@ -269,7 +268,7 @@ def _cut(method: Method, spec: Spec, rows: int | None) -> float:
     if not is_linear(releasing.model):
         finetuned = isinstance(method, Finetune) and isinstance(releasing, FedAvg)
         if finetuned:
-            return CUT_CLASSES if classes else CUT_FINETUNED
+            return CUT_FINETUNED_CLASSES if classes else CUT_FINETUNED
         return CUT_PMTL if isinstance(releasing, PMTL) else SMALL_GAIN
     if _tolerance(method, spec) > 1:
         return SMALL_GAIN
