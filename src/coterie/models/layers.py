@@ -491,7 +491,11 @@ def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...])
 
 def stacked_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Map rows (c, n, in) by weights (c, out, in) and biases (c, out) to (c, n, out)."""
-    x, weight, bias = _lowered(x, weight, bias)
+    low = x.is_cuda and torch.is_autocast_enabled(x.device.type)
+    if low and _few_rows(x.float(), weight) is not None:
+        x = x.float()  # faster in float32 than factors that are converted first
+    else:
+        x, weight, bias = _lowered(x, weight, bias)
     mapped: Tensor = _StackedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return mapped
 

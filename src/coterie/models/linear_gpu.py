@@ -1,7 +1,8 @@
 """Products of few rows of many clients with their own weights, on a GPU (see linear.cu).
 
-cuBLAS takes long for a batch of ten rows. As in `convolve_gpu`, each shape is compared with torch
-on small whole numbers before its first use, and a client's numbers depend on its own alone.
+cuBLAS takes long for a batch of ten rows, also with rounded factors. As in `convolve_gpu`, each
+shape is compared with torch on small whole numbers before its first use, and a client's numbers
+depend on its own alone.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from coterie.core.nvrtc import Module, are_plain, may_round, module_of, tried
+from coterie.core.nvrtc import Module, are_plain, module_of, tried
 
 _SOURCE = Path(__file__).with_name("linear.cu")
 _ROWS = 16  # more are faster by cuBLAS
@@ -65,7 +66,7 @@ def products(x: Tensor, weight: Tensor) -> Products | None:
     (clients, rows, inputs), outputs = x.shape, weight.shape[1]
     small = 0 < rows <= _ROWS and inputs % 4 == 0 and inputs >= _THREADS and outputs <= 512
     plain = are_plain(x, weight) and all(map(_is_aligned, (x, weight)))
-    if not (small and plain and clients) or may_round():
+    if not (small and plain and clients):
         return None
     shape = Shape(rows, inputs, outputs)
     return tried(
