@@ -61,11 +61,15 @@ def test_content_is_made_once_and_again_if_damaged(place):
 
 
 KERNEL = """
-from coterie.core.kernels import compiled
+from coterie.core.kernels import compiled, linked
+
+@linked(error_model="numpy")
+def add(x, y):
+    return x + y
 
 @compiled(error_model="numpy")
 def double(x):
-    return x + x
+    return add(x, x)
 """
 CALLS = """
 import sys
