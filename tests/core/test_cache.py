@@ -113,3 +113,11 @@ def test_without_a_writable_home_kernels_still_compile(tmp_path):
     shut = tmp_path / "file"
     shut.touch()
     assert call(tmp_path, COTERIE_CACHE=str(shut / "cache")) == (0, 2)
+
+
+@pytest.mark.full
+def test_with_another_numba_kernels_compile_as_usual(tmp_path):
+    other = "from coterie.core import kernels\nkernels._LINKING = 'another'\n"
+    (tmp_path / "kernel.py").write_text(other + KERNEL)
+    assert call(tmp_path, COTERIE_CACHE=str(tmp_path / "cache")) == (0, 2)
+    assert call(tmp_path, COTERIE_CACHE=str(tmp_path / "cache")) == (2, 0)

@@ -19,15 +19,13 @@ from shutil import rmtree
 from typing import Any, TypeVar, cast
 
 import numba
-from numba import _dynfunc  # type: ignore[attr-defined]
 from numba.core import config
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
 
 from coterie.core.cache import folder
 
 Fun = TypeVar("Fun", bound=Callable[..., Any])
+_LINKING = "0.68."  # the numba whose inner parts `linked` relies on
 
 
 def compiled(**options: Any) -> Callable[[Fun], Fun]:
@@ -47,10 +45,13 @@ def linked(**options: Any) -> Callable[[Fun], Fun]:
 
     Numba optimises each function and turns it into machine code, then again in each caller that
     contains it. Here only callers that Python can call are: half of the time of a file with many
-    functions. Python cannot call the function.
+    functions. Python cannot call the function. With another numba than this was written for, it is
+    compiled as usual.
     """
     options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    made = numba.njit(pipeline_class=_LinkedCompiler, **options)
+    if not numba.__version__.startswith(_LINKING):
+        return compiled(**options)
+    made = numba.njit(pipeline_class=_linking(), **options)
     return cast(Callable[[Fun], Fun], made)
 
 
@@ -125,27 +126,35 @@ class _Kept(FunctionCache):
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
 
 
-class _Linked(JITCodeLibrary):
-    """The code of a function that its callers contain: neither optimised nor machine code."""
+@cache
+def _linking() -> Any:
+    """Return a numba compiler of functions into code that only their callers contain."""
+    from numba import _dynfunc  # type: ignore[attr-defined]
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
 
-    def _optimize_final_module(self) -> None:
-        pass
+    class Linked(JITCodeLibrary):
+        """Code that is neither optimised nor turned into machine code."""
 
-    def _finalize_final_module(self) -> None:
-        self._finalized = True
+        def _optimize_final_module(self) -> None:
+            pass
 
+        def _finalize_final_module(self) -> None:
+            self._finalized = True
 
-class _LinkedCompiler(Compiler):
-    """Compiles a function into code that its callers contain."""
+    class LinkedCompiler(Compiler):
+        def _compile_core(self) -> Any:
+            state = self.state
+            state.flags.no_compile = True  # as for numba's own subroutines
+            name = state.func_id.func_qualname
+            state.library = Linked(state.targetctx.codegen(), name)  # type: ignore[no-untyped-call]
+            found = super()._compile_core()  # type: ignore[no-untyped-call]
+            about, uses = found.fndesc, (found.library,)
+            # Callers find the code by an object that stands for its address; it has none.
+            entry = _dynfunc.make_function(
+                about.lookup_module(), name, "", 0, found.environment, uses
+            )
+            state.targetctx.insert_user_function(entry, about, uses)
+            return found._replace(entry_point=entry)
 
-    def _compile_core(self) -> Any:
-        state = self.state
-        state.flags.no_compile = True  # as for numba's own subroutines
-        name = state.func_id.func_qualname
-        state.library = _Linked(state.targetctx.codegen(), name)  # type: ignore[no-untyped-call]
-        found = super()._compile_core()  # type: ignore[no-untyped-call]
-        about, uses = found.fndesc, (found.library,)
-        # Callers find the code by an object that stands for the address, which there is none of.
-        entry = _dynfunc.make_function(about.lookup_module(), name, "", 0, found.environment, uses)
-        state.targetctx.insert_user_function(entry, about, uses)
-        return found._replace(entry_point=entry)
+    return LinkedCompiler
