@@ -2,13 +2,18 @@
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import coterie as ct
 from coterie.cli.main import build_parser, main
@@ -141,6 +146,24 @@ def test_studies_run_in_their_quick_form(command: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def write_small_data(folder: Path) -> None:
+    """Write files of the layout of docs/data.md, with few rows, for $COTERIE_DATA."""
+    rng = np.random.default_rng(0)
+    client = np.repeat(np.arange(22), 4)
+    rows = len(client)
+    arrays: dict[str, Any] = {
+        "school": (rng.normal(size=(rows, 28)).astype(np.float32), rng.normal(size=rows)),
+        "har": (rng.normal(size=(rows, 561)).astype(np.float32), rng.integers(6, size=rows)),
+        "femnist": (
+            rng.integers(256, size=(rows, 28, 28), dtype=np.uint8), rng.integers(62, size=rows)
+        ),
+    }  # fmt: skip
+    for name, (features, target) in arrays.items():
+        (folder / name).mkdir()
+        split: dict[str, Any] = {} if name == "school" else {"split": np.arange(rows) % 2}
+        np.savez(folder / name / f"{name}.npz", X=features, y=target, client=client, **split)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("command", [one for one in QUICK if one.startswith("coterie ")])
 def test_commands_run(
@@ -149,8 +172,88 @@ def test_commands_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """As printed; files of $COTERIE_DATA are small ones of the same layout."""
+    if "$COTERIE_DATA" in command:
+        write_small_data(tmp_path)
+        monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err[-2000:]
+    words = [os.path.expandvars(word) for word in shlex.split(command)]
+    assert main(words[1:]) == 0, capsys.readouterr().err[-2000:]
+
+
+def write_leaf(folder: Path, name: str, row_of: Callable[[str], object]) -> None:
+    """Write LEAF's train and test folders of three clients; `row_of` gives a row by its key."""
+    for part, rows in (("train", 4), ("test", 2)):
+        users = {
+            user: {
+                "x": [row_of(f"{part}{user}{row}") for row in range(rows)],
+                "y": [row % 2 for row in range(rows)],
+            }
+            for user in ("1", "2", "3")
+        }
+        path = folder / "leaf" / "data" / name / "data" / part / "all.json"
+        path.parent.mkdir(parents=True)
+        counts = [rows] * len(users)
+        text = json.dumps({"users": list(users), "num_samples": counts, "user_data": users})
+        path.write_text(text)
+
+
+def write_originals(folder: Path) -> None:
+    """Write small files of the formats that the papers' data come in: LEAF's and TFF's."""
+    h5py: Any = pytest.importorskip("h5py", reason="pip install coterie[hdf5]")
+    rng = np.random.default_rng(0)
+    write_leaf(folder, "femnist", lambda _: rng.random(784).round(3).tolist())
+    faces = folder / "leaf" / "data" / "celeba" / "data" / "raw" / "img_align_celeba"
+    faces.mkdir(parents=True)
+
+    def face(key: str) -> object:
+        Image.new("RGB", (178, 218), (len(key), 9, 9)).save(faces / f"{key}.jpg")
+        return f"{key}.jpg"
+
+    write_leaf(folder, "celeba", face)
+    with h5py.File(folder / "stackoverflow_train.h5", "w") as dump:
+        for client in range(6):
+            posts = dump.create_group(f"examples/{client:08}")
+            for name, text in (("tokens", "how to sort"), ("title", "sort"), ("tags", "a|t1")):
+                posts.create_dataset(name, data=[text.encode()] * 5)
+    lines = "".join(f"{word} {9 - at}\n" for at, word in enumerate(["how", "sort", "to", "in"]))
+    (folder / "stackoverflow.word_count").write_text(lines)
+    tags = {f"t{number}": 9 - number for number in range(4)}
+    (folder / "stackoverflow.tag_count.json").write_text(json.dumps(tags))
+
+
+def loader_commands() -> list[str]:
+    """Return the lines of docs/data.md that read the papers' data in their original formats."""
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    return re.findall(r"^coterie run --data (?:leaf/|stackoverflow_).*$", text, re.MULTILINE)
+
+
+def test_docs_show_a_loader_command_for_each_data_set() -> None:
+    found = "\n".join(loader_commands())
+    assert all(name in found for name in ("femnist", "celeba", "stackoverflow"))
+
+
+SMALLER = {"400": "5", "500": "3", "vocabulary_size=10000": "vocabulary_size=4"}
+"""The size of StackOverflow in docs/data.md, and of the quick form."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", loader_commands(), ids=lambda one: one.split()[3])
+def test_loader_commands_read_small_files(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As printed but for the number of clients, tags and words, and for one round."""
+    write_originals(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)
+    for old, new in SMALLER.items():
+        words = [word.replace(old, new) if word.endswith(old) else word for word in words]
+    assert main([*words[1:], "--rounds", "1", "--no-local"]) == 0, capsys.readouterr().err[-2000:]
+    clients = 5 if "stackoverflow" in command else 3
+    assert f"{clients} clients" in capsys.readouterr().out
 
 
 def test_as_published_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
