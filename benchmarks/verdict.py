@@ -38,7 +38,7 @@ from coterie.engine.simulate import simulate
 from coterie.evaluation.score import evaluate
 from coterie.methods.baselines import LAMS, Local, modes, own_shares, ridge_prior
 from coterie.methods.pfeb import PFEB, SHRUNK, _in_doubt
-from coterie.models.linear import head_of
+from coterie.models.linear import plain
 from coterie.planning.advice import affordable_rounds, cut_for, verdict_of
 from coterie.planning.plan import Privacy
 from coterie.planning.rules import clients_times_mu, plan_for
@@ -95,9 +95,10 @@ def errors(method, models, test):
 
 def hedged(method, shared, clients, odds=0.0):
     """Average joined and own models by the likelihood of own rows left out."""
-    prior, bias = method.prior(shared, clients.spec), method._bias
+    clients, bias = method._below(clients, shared), method._bias
+    prior = method.prior(shared, clients.spec)
     joined = _in_doubt(prior, method._doubt(shared, clients.spec))
-    local = [ridge_prior(method.model, clients.spec, lam) for lam in LAMS]
+    local = [ridge_prior(plain(method.model), clients.spec, lam) for lam in LAMS]
     usual, width = (0.1, 0.75) if clients.spec.task == "regression" else (0.03, 1.5)
     guess = [0.5 * (math.log(lam / usual) / width) ** 2 for lam in LAMS]
     wide = (torch.arange(-2.0, 4.0).double().square() / 2)[: len(joined)] * (len(joined) > 1)
@@ -106,7 +107,7 @@ def hedged(method, shared, clients, odds=0.0):
     priors = [*joined, *local]
     fits = torch.stack([modes(clients, one, bias=bias) for one in priors])
     shares = own_shares(clients, priors, torch.cat([wide, guess]), bias=bias)
-    return head_of(add_in_turn(shares[:, :, None, None] * fits).cpu(), bias)
+    return method._head(add_in_turn(shares[:, :, None, None] * fits).cpu(), shared)
 
 
 def measure(options, epsilons, seed):
@@ -172,7 +173,7 @@ def generate(asked):
         print(number, told, lines[-1]["seconds"], file=sys.stderr, flush=True)
 
 
-TABLE = (0, 1 / 28, 1 / 14, 1 / 7, 2 / 7, 4 / 7, 1, 2, 4, 8, 16, math.inf)
+TABLE = (0, 0.05, 0.1, 0.2, 0.4, 1, 2, 4, 8, 16, math.inf)
 
 
 def change(line, kind):
