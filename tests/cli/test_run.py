@@ -620,6 +620,13 @@ def test_demo_shows_the_four_systems_and_the_default(coterie, pages):
     }  # fmt: skip
     page = Path("demo/report.html").read_text()
     assert all(name in done.out and name in page for name in ("mpmtl", "dpfedmtl", "mtlsvm"))
+    for told in (
+        "pfeb: epsilon = 1 at delta = 1e-05, over 37 rounds",
+        "mpmtl: epsilon = 1 at",
+        "fedavg, pmtl, pfeb: Sampling: all 537 clients",
+        "mtlsvm: Sampling: all 200",
+    ):
+        assert told in done.out  # each guarantee with the runs that it is of
     # Only the three private runs on districts share clients.
     spent = float(re.search(r"and no others: epsilon = ([\d.]+)", done.out).group(1))
     assert spent == pytest.approx(1.835, rel=5e-3)

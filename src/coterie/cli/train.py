@@ -195,9 +195,7 @@ def _run_members(folder: Path, arguments: argparse.Namespace) -> int:
         print(json.dumps({"runs": summaries, "together": together}, allow_nan=False))
         return tracked(done, arguments, group=folder) or status
     _show_tables(summaries)
-    claims = [g for g in guarantees if g.claimed_epsilon is not None]
-    for stated in (*spent[-1:], *claims):
-        print(stated.statement())
+    _print_statements(summaries, guarantees)
     _print_caveats(summaries, shown)
     _print_tuning(summaries[0])
     if spent:
@@ -300,6 +298,22 @@ def _show_tables(rows: Sequence[Mapping[str, Any]]) -> None:
         console.print(shown)
 
 
+def _print_statements(rows: Sequence[Mapping[str, Any]], stated: Sequence[Guarantee]) -> None:
+    """Print the guarantees of private runs: what differs behind the names of its runs."""
+    users: dict[str, list[str]] = {}
+    lines = [
+        (name_of(row, rows), one.statement().splitlines())
+        for row, one in zip(rows, stated, strict=True)
+        if one.events and (one.epsilon < math.inf or one.claimed_epsilon is not None)
+    ]
+    for place in range(max((len(found) for _, found in lines), default=0)):
+        for name, found in lines:
+            if place < len(found):
+                users.setdefault(found[place], []).append(name)
+    for line, names in users.items():
+        print(line if len(names) == len(lines) else f"{', '.join(names)}: {line}")
+
+
 def _print_caveats(rows: Sequence[Mapping[str, Any]], shown: Collection[str] = ()) -> None:
     """Print caveats of the guarantee, and reasons of the plan that are not shown yet, once each."""
     users: dict[str, list[str]] = {}
@@ -358,10 +372,10 @@ def demo(arguments: argparse.Namespace) -> int:
     status, report = _report(out, [out / method for method in plans], "\nreport: ")
     summaries = [result.summary for result in results]
     _show_tables(summaries)
-    guarantees = [result.outcome.guarantee for result in results[: len(_DEMO)]]
-    print(guarantees[-1].statement())
+    guarantees = [result.outcome.guarantee for result in results]
+    _print_statements(summaries, guarantees)
     _print_caveats(summaries, shown)
-    print(f"\n{spent_together(guarantees)}{report}")
+    print(f"\n{spent_together(guarantees[: len(_DEMO)])}{report}")
     return status
 
 
