@@ -100,8 +100,8 @@ def weigh_by_rows(monkeypatch):
 def reuse_noise(monkeypatch):
     opened = Billboard._opened
 
-    def same(self, index):
-        mechanism, shapes, _ = opened(self, index)
+    def same(self, index, device):
+        mechanism, shapes, _ = opened(self, index, device)
         seed = self._entropy(0).seed
         return mechanism, shapes, SeededEntropy(seed, "noise", 0)
 

@@ -126,7 +126,7 @@ def test_fixed_cohorts_together_cost_the_clients_their_own_view(tmp_path, capsys
     last = next(line for line in out.splitlines() if "observe all of these releases" in line)
     assert "so sampling does not reduce epsilon" in out
     alone = [line for line in out.splitlines() if line.startswith("fedavg at epsilon")]
-    alone = [line for line in alone if ": epsilon = " in line]
+    alone = [line for line in alone if "over 2 rounds" in line]
     together, *single = (
         float(line.split("epsilon = ", 1)[1].split()[0].rstrip(".")) for line in (last, *alone)
     )

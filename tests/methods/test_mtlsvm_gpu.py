@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from coterie.data.synthetic import synthetic
 from coterie.engine.simulate import simulate
@@ -12,7 +13,10 @@ from coterie.methods.mtlsvm import MTLSVM
 from coterie.methods.svm import GlobalSVM, LocalSVM
 from coterie.planning.plan import Plan, Privacy, Speed
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
 
 
 @pytest.mark.parametrize("task", ["binary", "regression", "multiclass"])
