@@ -65,7 +65,7 @@ from coterie.data.scaling import apply_constants, standardise_clients
 from coterie.engine.simulate import simulate
 from coterie.evaluation.predict import predict
 from coterie.evaluation.score import evaluate
-from coterie.methods.base import Method
+from coterie.methods.base import Method, register
 from coterie.methods.baselines import Local, LocalStar, PooledLinear, own_choice
 from coterie.methods.mpmtl import MPMTL
 from coterie.methods.pfeb import PFEB, START_RESIDUAL
@@ -86,6 +86,7 @@ WITHIN = 1.645  # standard deviations on either side of 90 %
 # ---- methods -------------------------------------------------------------------------------------
 
 
+@register("oneshot", releases="one clipped, noised mean of local models", stacked=True)
 @dataclass(frozen=True, kw_only=True)
 class OneShot(Method):
     """One private mean of local models; then each client chooses a proximal term towards it.
@@ -93,7 +94,6 @@ class OneShot(Method):
     The fits, and the last ones, are those of `local`: the strength is chosen by leave-one-out.
     """
 
-    kind = "oneshot"
     rounds_between = (1, 1)
     model: Model = field(default_factory=Linear)
 
