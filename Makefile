@@ -102,7 +102,7 @@ study-mtlsvm: dev ## remake the tables and plots of docs/methods/mtlsvm.md
 study-pfeb: dev ## remake the tables and plots of docs/methods/pfeb.md
 	$(ONE_THREAD) $(BIN)/python benchmarks/pfeb.py
 
-papers: dev    ## remake every item of the four papers that 2 CPU cores can: 17 minutes of CPU time
+papers: dev    ## remake every item of the four papers that 2 CPU cores can: 15 minutes of CPU time
 	$(ONE_THREAD) $(BIN)/python tools/papers.py run
 
 papers-gpu: dev ## remake the items that need CUDA
