@@ -187,6 +187,17 @@ def test_a_model_with_nothing_but_apply():
     assert torch.equal(fast["unused"], start["unused"])
 
 
+def test_a_loss_that_is_no_number_marks_its_client_although_its_gradient_is_finite():
+    class Odd(Plain):
+        def losses(self, task, outputs, targets):
+            return outputs + torch.tensor([[0.0], [math.nan], [math.inf]])
+
+    params = {"slope": torch.ones(3, 2, requires_grad=True)}
+    batch = module.Batch(torch.ones(3, 4, 2), torch.zeros(3, 4), torch.full((3, 4), 0.25))
+    (found,) = module.stacked_gradient(Odd(), "regression", ["slope"])(params, batch, None)
+    assert found[1].isnan().all() and found[[0, 2]].isfinite().all()
+
+
 def test_gradients_do_not_need_a_grad_mode():
     model, shape = MODELS["cnn"]
     data = dataset("multiclass", shape)
